@@ -1,0 +1,67 @@
+"""The interface of a backend. A package adds one by an entry point in the group ``attnc.backends``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..ir import Array, Graph, Node
+
+__all__ = ["Backend", "Executable", "Options", "Placement"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose about a program. ``extra`` holds what only one backend knows."""
+
+    opset: int | None = None
+    threads: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a constant's raw little-endian, row-major bytes lie in a file of the artifact."""
+
+    file: str
+    offset: int
+    nbytes: int
+
+
+class Executable(ABC):
+    """A loaded program. Not thread-safe."""
+
+    @abstractmethod
+    def run(self, feeds: Mapping[str, Array], states: dict[str, Array]) -> dict[str, Array]:
+        """The outputs by name in the graph's order; updates ``states`` (by state name) in place. The feeds have been
+        checked against the graph's inputs."""
+
+    def close(self) -> None:
+        """Frees what the program holds."""
+
+
+class Backend(ABC):
+    """A way to run graphs. Instances are cheap to make and hold no state; importing the module of a backend must not
+    import the package it drives."""
+
+    name: str = ""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises TargetError that says what to install when the backend cannot work here."""
+
+    @abstractmethod
+    def supports(self, node: Node, options: Options) -> bool:
+        """Whether the backend lowers this node itself; the others are decomposed before ``build``."""
+
+    @abstractmethod
+    def build(self, graph: Graph, folder: Path, options: Options) -> dict[str, Placement]:
+        """Writes the program's own files into ``folder`` (which exists). Gives, by digest, where it put constants as
+        raw bytes; the driver stores those that are not placed. Raises UnsupportedError that names the node."""
+
+    @abstractmethod
+    def load(self, graph: Graph, folder: Path | None, options: Options) -> Executable:
+        """Ready to run. ``folder`` holds what ``build`` wrote; None when the program was never saved."""

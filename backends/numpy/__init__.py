@@ -1,0 +1,39 @@
+"""The plain backend: every operator as NumPy defines it. The others are compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...ir import Array, Graph, Node, evaluate
+from ..base import Backend, Executable, Options, Placement
+
+__all__ = ["NumpyBackend", "NumpyExecutable"]
+
+
+class NumpyExecutable(Executable):
+    """Evaluates the graph operator by operator."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def run(self, feeds: Mapping[str, Array], states: dict[str, Array]) -> dict[str, Array]:
+        return evaluate(self._graph, feeds, states=states)
+
+
+class NumpyBackend(Backend):
+    """Runs on NumPy, which is always there. It writes no file of its own: the artifact's program is what it runs."""
+
+    name = "numpy"
+
+    def check(self) -> None:
+        """NumPy is a dependency of attnc: there is nothing that could be missing."""
+
+    def supports(self, node: Node, options: Options) -> bool:
+        return True
+
+    def build(self, graph: Graph, folder: Path, options: Options) -> dict[str, Placement]:
+        return {}
+
+    def load(self, graph: Graph, folder: Path | None, options: Options) -> Executable:
+        return NumpyExecutable(graph)

@@ -1,0 +1,86 @@
+"""What ``attnc inspect`` says about a model or an artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..ir import Graph, UsageError
+from ..passes.base import Pass
+from . import artifact, pipeline
+from .load import load
+from .report import Report, attentions_of
+from .weights import tensors_of
+
+__all__ = ["describe", "describe_artifact"]
+
+
+def describe(
+    model: str,
+    after: str | None = None,
+    lowering: Callable[[], tuple[tuple[str, Pass], ...]] = tuple,
+    progress: pipeline.Progress = pipeline.silent,
+) -> tuple[dict[str, Any], str]:
+    """A model as data and as text: with ``after`` the graph after that pass, else what it holds. ``lowering`` gives the
+    passes of a target, which are only needed when ``after`` names one."""
+    known = pipeline.pass_names()
+    if after is not None and after not in known:
+        raise UsageError(f"there is no pass {after}; the passes are: {', '.join(known)}")
+    with progress("reading the model"):
+        source = load(model)
+    passes = pipeline.OPTIMISE
+    if after is not None and after not in (pipeline.LOAD, *(name for name, _ in passes)):
+        passes = (*passes, *lowering())
+    outcome = pipeline.run(source.copy(), passes, after, progress)
+    data = _interface(outcome.graph)
+    if after is not None:
+        text = str(outcome.graph)
+        return {"model": model, "after": after, **data, "graph": text}, text
+    report = Report(
+        attentions=attentions_of(outcome.graph),
+        operators_before=source.operator_counts(),
+        operators_after=outcome.graph.operator_counts(),
+        notes=outcome.notes,
+    )
+    report.add_refusals(outcome.refusals)
+    counts = ", ".join(f"{count} {name}" for name, count in report.operators_after.items()) or "none"
+    weights = sum(tensor.nbytes for tensor in tensors_of([source]).values())
+    text = f"{model}: graph {source.name}\n{_interface_text(data)}weights: {_bytes(weights)}\n{report.text()}"
+    text += f"operators after the passes: {counts}\n"
+    return {"model": model, **data, "weight_bytes": weights, "report": report.to_dict()}, text
+
+
+def describe_artifact(folder: Path) -> tuple[dict[str, Any], str]:
+    """An artifact as data and as text; its files are checked."""
+    contents = artifact.read(folder)
+    data = _interface(contents.program())
+    text = (
+        f"{folder}: a program for {contents.target}, written by attnc {contents.version}\n"
+        f"{_interface_text(data)}{contents.report.text()}"
+    )
+    about = {"artifact": str(folder), "target": contents.target, "attnc": contents.version}
+    return {**about, **data, "report": contents.report.to_dict()}, text
+
+
+def _interface(graph: Graph) -> dict[str, Any]:
+    return {
+        "inputs": {v.name: str(v.type) for v in graph.inputs},
+        "outputs": {o.name: str(o.value.type) for o in graph.outputs},
+        "states": {s.name: str(s.type) for s in graph.states.values()},
+    }
+
+
+def _interface_text(data: dict[str, Any]) -> str:
+    return "".join(
+        f"{kind}: {', '.join(f'{name}: {type}' for name, type in data[kind].items()) or 'none'}\n"
+        for kind in ("inputs", "outputs", "states")
+        if data[kind] or kind != "states"
+    )
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

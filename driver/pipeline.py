@@ -1,0 +1,75 @@
+"""The passes in their order, with the verifier after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from ..ir import Graph, Node, UsageError, verify
+from ..passes.base import Pass, Refusal
+from ..passes.canonicalise import canonicalise
+from ..passes.lower import lower
+
+__all__ = ["LOAD", "OPTIMISE", "Outcome", "Progress", "lowering", "pass_names", "run", "silent"]
+
+LOAD = "load"
+"""The name of the stage before the first pass."""
+
+OPTIMISE: tuple[tuple[str, Pass], ...] = (("canonicalise", canonicalise),)
+"""What every target gets, in order. A pass's name is what ``inspect --after`` takes."""
+
+Progress = Callable[[str], AbstractContextManager[object]]
+"""Given the name of a step, a context in which it runs."""
+
+
+def silent(step: str) -> AbstractContextManager[object]:
+    """No progress shown."""
+    return nullcontext()
+
+
+def lowering(supports: Callable[[Node], bool]) -> tuple[tuple[str, Pass], ...]:
+    """What brings a graph down to the operators that ``supports`` accepts, and tidies up what that leaves."""
+
+    def run_lower(graph: Graph, /) -> object:
+        return lower(graph, supports)
+
+    return (("lower", run_lower), ("tidy", canonicalise))  # type: ignore[return-value]
+
+
+def pass_names() -> list[str]:
+    """The names of all stages, in order."""
+    return [LOAD, *(name for name, _ in OPTIMISE), *(name for name, _ in lowering(lambda node: True))]
+
+
+@dataclass
+class Outcome:
+    """The graph that the passes left, and what they reported, by pass."""
+
+    graph: Graph
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    refusals: list[Refusal] = field(default_factory=list)
+
+
+def run(
+    graph: Graph, passes: Sequence[tuple[str, Pass]], stop_after: str | None = None, progress: Progress = silent
+) -> Outcome:
+    """Runs the passes on ``graph`` itself and verifies after each. Raises VerifyError that names the pass, and
+    UsageError when ``stop_after`` is not among them."""
+    names = [name for name, _ in passes]
+    if stop_after is not None and stop_after != LOAD and stop_after not in names:
+        raise UsageError(f"there is no pass {stop_after}; the passes are: {', '.join([LOAD, *names])}")
+    verify(graph, after=LOAD)
+    outcome = Outcome(graph)
+    if stop_after == LOAD:
+        return outcome
+    for name, function in passes:
+        with progress(name):
+            result = function(outcome.graph)
+            outcome.graph = result.graph
+            verify(outcome.graph, after=name)
+        outcome.notes[name] = list(result.notes)
+        outcome.refusals += result.refusals
+        if name == stop_after:
+            break
+    return outcome

@@ -1,0 +1,91 @@
+"""A compiled program: saved, opened, run, compared with the model it came from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..backends.base import Backend, Options
+from ..ir import Graph
+from . import artifact
+from .report import Report
+from .session import Session
+from .targets import find_backend
+from .verify import Verification, verify_program
+
+__all__ = ["Program", "open_program"]
+
+
+class Program:
+    """What ``compile`` and ``open`` give. ``graph`` is the final graph, ``source`` the model as it was loaded."""
+
+    def __init__(
+        self,
+        graph: Graph | Callable[[], Graph],
+        source: Graph | Callable[[], Graph],
+        target: str,
+        options: Options,
+        report: Report,
+        folder: Path | None = None,
+        backend: Backend | None = None,
+    ) -> None:
+        self._graph = graph
+        self._source = source
+        self._backend = backend
+        self.target = target
+        self.options = options
+        self.report = report
+        self.folder = folder
+
+    @cached_property
+    def graph(self) -> Graph:
+        return self._graph if isinstance(self._graph, Graph) else self._graph()
+
+    @cached_property
+    def source(self) -> Graph:
+        return self._source if isinstance(self._source, Graph) else self._source()
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of the target. Raises TargetError when it cannot work here."""
+        if self._backend is None:
+            backend = find_backend(self.target)
+            backend.check()
+            self._backend = backend
+        return self._backend
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the program as an artifact, a folder. Raises OutputError, after which ``path`` is as it was."""
+        artifact.write(Path(path), self.graph, self.source, self.backend, self.target, self.options, self.report)
+
+    def session(self) -> Session:
+        """The program, ready to run."""
+        return Session(self.graph, self.backend.load(self.graph, self.folder, self.options))
+
+    def verify(
+        self, feeds: Mapping[str, Any] | None = None, seed: int = 0, tolerance: float | None = None, **sizes: int
+    ) -> Verification:
+        """Runs the program and the source in float64 on the same inputs; puts the differences into the report too.
+
+        The inputs are ``feeds``, or random ones at a few values of the symbolic sizes, of which ``sizes`` fixes some
+        by name (``batch=2``). ``tolerance`` is the largest relative difference; by default it follows from the
+        coarsest float dtype in the source: 1e-4 for float32.
+        """
+        with self.session() as session:
+            result = verify_program(session, self.source, feeds, seed, tolerance, sizes)
+        self.report.differences = dict(result.differences)
+        return result
+
+    def __repr__(self) -> str:
+        return f"<program for {self.target}{f' in {self.folder}' if self.folder else ''}>"
+
+
+def open_program(path: str | os.PathLike[str]) -> Program:
+    """The program in the folder of an artifact. Raises ArtifactError when anything in it is missing or altered."""
+    contents = artifact.read(Path(path))
+    return Program(
+        contents.program, contents.source, contents.target, contents.options, contents.report, contents.folder
+    )

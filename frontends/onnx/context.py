@@ -1,0 +1,261 @@
+"""What a handler sees of one ONNX node: operands, attributes, the operator set's version, and how to complain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import AttributeProto
+
+from ...ir import Builder, Dim, DType, ModelError, Shape, SymDim, Tensor, TensorType, UnsupportedError, Value
+from .contents import CONTENT_LIMIT, Content, Undecided, as_content
+from .files import Model, element_type, tensor_array
+from .sizes import Sizes
+
+__all__ = ["INFINITY", "Context", "Handler", "Item", "Result"]
+
+INFINITY = 2**31 - 1
+"""ONNX writes "to the end" as the largest integer of 32 or 64 bits."""
+
+
+@dataclass(eq=False)
+class Item:
+    """What an ONNX name stands for: a value of the graph, a constant that is not in it yet, or a content of sizes."""
+
+    name: str
+    dtype: DType
+    shape: Shape
+    value: Value | None = None
+    tensor: Tensor | None = None
+    content: Content | None = None
+
+    @classmethod
+    def of_value(cls, value: Value, name: str = "") -> Item:
+        return cls(name or value.name, value.dtype, value.shape, value, value.constant)
+
+    @classmethod
+    def of_tensor(cls, tensor: Tensor, name: str) -> Item:
+        return cls(name, tensor.dtype, tensor.shape, tensor=tensor)
+
+    @classmethod
+    def of_content(cls, content: Content, dtype: DType, name: str) -> Item:
+        return cls(name, dtype, content.shape, content=content)
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(self.dtype, self.shape)
+
+    def entries(self) -> Content | None:
+        """The content, where it is known and small; of integers and booleans only."""
+        if self.content is None and self.tensor is not None and not self.dtype.is_float:
+            if self.tensor.size <= CONTENT_LIMIT:
+                self.content = as_content(self.tensor.array)
+        return self.content
+
+
+class Context:
+    """One node at import. Operands are numbered as in ONNX; an empty name is an absent operand."""
+
+    def __init__(
+        self,
+        node: onnx.NodeProto,
+        items: Sequence[Item | None],
+        attributes: Mapping[str, AttributeProto],
+        version: int,
+        *,
+        builder: Builder,
+        model: Model,
+        sizes: Sizes,
+        realise: Callable[[Item], Value],
+        inline: Callable[[onnx.GraphProto], list[Item]],
+    ) -> None:
+        self.node = node
+        self.op_type = node.op_type
+        self.items = items
+        self.version = version
+        self.b = builder
+        self.model = model
+        self.sizes = sizes
+        self._attributes = attributes
+        self._realise = realise
+        self.inline = inline
+
+    # -- operands --------------------------------------------------------------------------------------------
+
+    def has(self, position: int) -> bool:
+        return position < len(self.items) and self.items[position] is not None
+
+    def item(self, position: int) -> Item:
+        found = self.items[position] if position < len(self.items) else None
+        if found is None:
+            raise self.error(f"operand {position} is missing")
+        return found
+
+    def value(self, position: int) -> Value:
+        """The operand as a value of the graph."""
+        return self._realise(self.item(position))
+
+    def optional(self, position: int) -> Value | None:
+        return self.value(position) if self.has(position) else None
+
+    def realise(self, item: Item) -> Value:
+        return self._realise(item)
+
+    def shape(self, position: int) -> Shape:
+        return self.item(position).shape
+
+    def content(self, position: int) -> Content:
+        """The operand's content. Raises Undecided."""
+        found = self.item(position).entries()
+        if found is None:
+            raise Undecided
+        return found
+
+    def numbers(self, position: int) -> NDArray[np.int64]:
+        """The operand's content as integers. Raises Undecided."""
+        content = self.content(position)
+        if any(isinstance(entry, SymDim) for entry in content.reshape(-1)):
+            raise Undecided
+        return content.astype(np.int64)
+
+    def dims(self, position: int, what: str) -> list[Dim]:
+        """A vector (or a number) of sizes. Raises UnsupportedError when it depends on data."""
+        try:
+            return [_as_dim(entry) for entry in self.content(position).reshape(-1)]
+        except Undecided:
+            raise self.unsupported(
+                f"{what} ({self.item(position).name}) is computed from data, not from sizes; "
+                "export the model with sizes that follow from its inputs' shapes"
+            ) from None
+
+    def ints(self, position: int, what: str) -> list[int]:
+        """A vector (or a number) of integers. Raises UnsupportedError when it is not constant."""
+        found = self.dims(position, what)
+        if not all(isinstance(d, int) for d in found):
+            raise self.unsupported(f"{what} ({self.item(position).name}) is {found}, but must be constant")
+        return [int(str(d)) for d in found]
+
+    def constant(self, position: int, what: str) -> NDArray[Any]:
+        """A constant operand. Raises UnsupportedError when it is computed."""
+        item = self.item(position)
+        if item.tensor is not None:
+            return item.tensor.array
+        return np.array(self.ints(position, what), item.dtype.numpy).reshape([int(str(d)) for d in item.shape])
+
+    def is_constant(self, position: int) -> bool:
+        item = self.item(position)
+        content = item.entries()
+        return item.tensor is not None or (
+            content is not None and not any(isinstance(entry, SymDim) for entry in content.reshape(-1))
+        )
+
+    # -- operands that once were attributes ------------------------------------------------------------------
+
+    def dims_argument(self, position: int, attribute: str) -> list[Dim] | None:
+        """Sizes given as an operand or, in older operator sets, as an attribute; None for neither."""
+        if self.has(position):
+            return self.dims(position, attribute)
+        found = self.ints_attr(attribute)
+        return None if found is None else [*found]
+
+    def ints_argument(self, position: int, attribute: str) -> list[int] | None:
+        if self.has(position):
+            return self.ints(position, attribute)
+        return self.ints_attr(attribute)
+
+    def numbers_argument(self, position: int, attribute: str) -> list[int]:
+        if self.has(position):
+            return [int(d) for d in self.numbers(position).reshape(-1)]
+        found = self.ints_attr(attribute)
+        if found is None:
+            raise Undecided
+        return found
+
+    def axes_argument(self) -> list[int] | None:
+        """``axes`` as operand 1 or as an attribute."""
+        return self.ints_argument(1, "axes")
+
+    def slice_bounds(self) -> tuple[list[Dim], list[Dim], list[int], list[int]]:
+        """starts, ends, axes (from the front) and steps of a Slice of any version."""
+        starts = self.dims_argument(1, "starts")
+        ends = self.dims_argument(2, "ends")
+        if starts is None or ends is None or len(starts) != len(ends):
+            raise self.error("starts and ends must be given and be of one length")
+        axes = self.ints_argument(3, "axes") or list(range(len(starts)))
+        steps = self.ints_argument(4, "steps") or [1] * len(starts)
+        if not len(starts) == len(axes) == len(steps):
+            raise self.error("starts, ends, axes and steps must be of one length")
+        if 0 in steps:
+            raise self.error("a step is 0")
+        return starts, ends, [self.axis(a, len(self.shape(0))) for a in axes], steps
+
+    def axis(self, axis: int, rank: int) -> int:
+        """An axis counted from the front. Raises ModelError."""
+        if not -rank <= axis < rank:
+            raise self.error(f"axis {axis} is out of range for rank {rank}")
+        return axis % rank
+
+    # -- attributes ------------------------------------------------------------------------------------------
+
+    def attr(self, name: str) -> Any:
+        """The attribute's value as onnx gives it, or None."""
+        found = self._attributes.get(name)
+        return None if found is None else onnx.helper.get_attribute_value(found)
+
+    def int_attr(self, name: str, default: int) -> int:
+        found = self.attr(name)
+        return default if found is None else int(found)
+
+    def float_attr(self, name: str, default: float) -> float:
+        """A float attribute as the number that was meant: the shortest decimal that is the same float32."""
+        found = self.attr(name)
+        return default if found is None else float(str(np.float32(found)))
+
+    def str_attr(self, name: str, default: str) -> str:
+        found = self.attr(name)
+        return default if found is None else found.decode() if isinstance(found, bytes) else str(found)
+
+    def ints_attr(self, name: str) -> list[int] | None:
+        found = self.attr(name)
+        return None if found is None else [int(x) for x in found]
+
+    def dtype_attr(self, name: str, default: DType | None = None) -> DType:
+        found = self.attr(name)
+        if found is None:
+            if default is None:
+                raise self.error(f"the attribute {name} is missing")
+            return default
+        return element_type(int(found), f"the attribute {name}")
+
+    def tensor_attr(self, name: str) -> NDArray[Any] | None:
+        found = self.attr(name)
+        return None if found is None else tensor_array(found, self.model, f"{self.label}, attribute {name}")
+
+    # -- results and messages --------------------------------------------------------------------------------
+
+    def wants(self, position: int) -> bool:
+        """Whether somebody may read this result."""
+        return position < len(self.node.output) and bool(self.node.output[position])
+
+    @property
+    def label(self) -> str:
+        return self.b.source
+
+    def error(self, reason: str) -> ModelError:
+        return ModelError(reason)
+
+    def unsupported(self, reason: str) -> UnsupportedError:
+        return UnsupportedError(reason)
+
+
+def _as_dim(entry: Any) -> Dim:
+    return entry if isinstance(entry, SymDim) else int(entry)
+
+
+Result = Value | Item | None
+Handler = Callable[[Context], Result | Sequence[Result]]
+"""Gives the results in ONNX's order; a lone result may stand for itself."""

@@ -1,0 +1,393 @@
+"""Walks an ONNX graph and builds ours: scopes, local functions, symbolic contents, retries with learnt sizes."""
+
+from __future__ import annotations
+
+import os
+from collections import ChainMap, Counter
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+
+from ...ir import AttncError, DType, Graph, ModelError, ShapeError, Tensor, TensorType, UnsupportedError, Value
+from ...ir.dims import Dim, SymDim
+from .bodies import find_body, has_body
+from .contents import CONTENT_LIMIT, RULES, Content, Undecided
+from .context import Context, Item
+from .files import Model, element_type, open_model, tensor_array
+from .folding import FoldingBuilder
+from .order import execution_order
+from .sizes import Sizes
+from .table import HANDLERS
+
+__all__ = ["import_model"]
+
+_ATTEMPTS = 64
+"""Each attempt but the last learns one equality of sizes."""
+
+_DEEPEST = 32
+"""How deep functions may call functions."""
+
+Names = MutableMapping[str, Item]
+
+
+def import_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Graph:
+    """See ``load_onnx``."""
+    model = open_model(source)
+    functions = {(f.domain, f.name): f for f in model.proto.functions}
+    opsets = {entry.domain.replace("ai.onnx", "") if entry.domain == "ai.onnx" else entry.domain: entry.version
+              for entry in model.proto.opset_import}  # fmt: skip
+    _check_operators(model, functions, opsets)
+    sizes = Sizes()
+    tensors: dict[str, Tensor] = {}
+    for _ in range(_ATTEMPTS):
+        try:
+            return _Importer(model, functions, opsets, sizes, tensors).run()
+        except _Conflict as conflict:
+            if not sizes.resolve(conflict.pair):
+                raise conflict.error from conflict.__cause__
+    raise ModelError(f"{model.label}: the sizes of this model contradict each other: {sizes.equal}")
+
+
+class _Conflict(Exception):
+    """Two dimensions that should be equal; ``error`` is what to raise if they cannot be."""
+
+    def __init__(self, pair: tuple[Dim, Dim], error: ModelError) -> None:
+        super().__init__(str(error))
+        self.pair = pair
+        self.error = error
+
+
+def _domain(node: NodeProto) -> str:
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def _check_operators(
+    model: Model, functions: Mapping[tuple[str, str], FunctionProto], opsets: Mapping[str, int]
+) -> None:
+    """Raises UnsupportedError that lists every operator that has no handler and no function body."""
+    missing: Counter[tuple[str, str]] = Counter()
+    pending: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [(model.proto.graph.node, opsets)]
+    seen: set[tuple[str, str]] = set()
+    while pending:
+        nodes, versions = pending.pop()
+        for node in nodes:
+            key = (_domain(node), node.op_type)
+            if key in functions:
+                if key not in seen:
+                    seen.add(key)
+                    function = functions[key]
+                    pending.append((function.node, {e.domain: e.version for e in function.opset_import}))
+            elif key not in HANDLERS and not has_body(node, versions.get(key[0], 0)):
+                missing[key] += 1
+    if missing:
+        listed = ", ".join(
+            f"{count} × {domain + '.' if domain else ''}{op}" for (domain, op), count in sorted(missing.items())
+        )
+        raise UnsupportedError(
+            f"{model.label} uses operators that attnc does not know: {listed}. "
+            "Export the model with other settings (a plain opset 18 export without contrib operators), or make these "
+            "operators functions of the model (onnx local functions)"
+        )
+
+
+class _Importer:
+    def __init__(
+        self,
+        model: Model,
+        functions: Mapping[tuple[str, str], FunctionProto],
+        opsets: Mapping[str, int],
+        sizes: Sizes,
+        tensors: dict[str, Tensor],
+    ) -> None:
+        self.model = model
+        self.functions = functions
+        self.opsets = opsets
+        self.sizes = sizes
+        self.tensors = tensors
+        self.graph = Graph(_identifier(model.proto.graph.name))
+        self.builder = FoldingBuilder(self.graph)
+        self.depth = 0
+
+    # -- the graph as a whole --------------------------------------------------------------------------------
+
+    def run(self) -> Graph:
+        proto = self.model.proto.graph
+        names: Names = {}
+        initialisers = {t.name for t in proto.initializer} | {t.values.name for t in proto.sparse_initializer}
+        if proto.sparse_initializer:
+            raise UnsupportedError(f"{self.model.label} holds sparse initialisers: {', '.join(sorted(initialisers))}")
+        self._add_inputs(proto, initialisers, names)
+        self._add_initialisers(proto, names)
+        self._run_nodes(proto.node, names, self.opsets, {}, "")
+        for output in proto.output:
+            if output.name not in names:
+                raise ModelError(f"{self.model.label}: nothing makes the output {output.name}")
+            self.graph.add_output(self._realise(names[output.name]), output.name)
+        self.graph.remove_unused()
+        return self.graph
+
+    def _add_inputs(self, proto: GraphProto, initialisers: set[str], names: Names) -> None:
+        inputs = [value for value in proto.input if value.name not in initialisers]
+        plain = frozenset(
+            d.dim_param
+            for value in inputs
+            for d in value.type.tensor_type.shape.dim
+            if d.dim_param.isidentifier()
+        )
+        for number, value in enumerate(inputs):
+            what = f"{self.model.label}: input {value.name}"
+            if not value.type.HasField("tensor_type"):
+                kind = value.type.WhichOneof("value") or "untyped"
+                raise UnsupportedError(f"{what} is not a tensor but {kind.removesuffix('_type')}")
+            tensor = value.type.tensor_type
+            if not tensor.HasField("shape"):
+                raise UnsupportedError(f"{what} has no shape, not even a rank; export the model with one")
+            dims: list[Dim] = []
+            for axis, d in enumerate(tensor.shape.dim):
+                if d.WhichOneof("value") == "dim_value" and d.dim_value >= 0:
+                    dims.append(d.dim_value)
+                else:
+                    dims.append(self.sizes.declare(d.dim_param, f"{value.name}_{axis}", (number, axis), plain))
+            if value.name in names:
+                raise ModelError(f"{self.model.label}: two inputs are called {value.name}")
+            type = TensorType(element_type(tensor.elem_type, what), tuple(dims))
+            names[value.name] = Item.of_value(self.graph.add_input(value.name, type))
+
+    def _add_initialisers(self, proto: GraphProto, names: Names) -> None:
+        for tensor in proto.initializer:
+            if tensor.name in names:
+                raise ModelError(f"{self.model.label}: the name {tensor.name} is defined twice")
+            names[tensor.name] = Item.of_tensor(self._tensor(tensor), tensor.name)
+
+    def _tensor(self, proto: onnx.TensorProto) -> Tensor:
+        if proto.name not in self.tensors:
+            self.tensors[proto.name] = Tensor(tensor_array(proto, self.model))
+        return self.tensors[proto.name]
+
+    # -- nodes -----------------------------------------------------------------------------------------------
+
+    def _run_nodes(
+        self,
+        nodes: Iterable[NodeProto],
+        names: Names,
+        opsets: Mapping[str, int],
+        attributes: Mapping[str, AttributeProto],
+        prefix: str,
+    ) -> None:
+        for node in execution_order(nodes, set(names), self.model.label):
+            self._run_node(node, names, opsets, attributes, prefix)
+
+    def _run_node(
+        self,
+        node: NodeProto,
+        names: Names,
+        opsets: Mapping[str, int],
+        attributes: Mapping[str, AttributeProto],
+        prefix: str,
+    ) -> None:
+        own = node.name or next((name for name in node.output if name), "unnamed")
+        source = f"{prefix}{own} ({node.op_type})"
+        items = [names[name] if name else None for name in node.input]
+        given = _bind_attributes(node, attributes)
+        try:
+            with self.builder.at(source):
+                results = self._results(node, items, given, names, opsets, source, attributes)
+        except _Conflict:
+            raise
+        except ShapeError as error:
+            told = ModelError(f"{self.model.label}: node {source}: {error}")
+            if error.conflict is not None:
+                raise _Conflict(error.conflict, told) from error  # type: ignore[arg-type]
+            raise told from error
+        except ModelError as error:
+            if str(error).startswith(self.model.label):
+                raise
+            raise type(error)(f"{self.model.label}: node {source}: {error}") from error
+        except AttncError as error:
+            raise ModelError(f"{self.model.label}: node {source}: {error}") from error
+        for name, item in zip(node.output, results, strict=False):
+            if name and item is None:
+                raise UnsupportedError(f"{self.model.label}: node {source}: the output {name} is not supported")
+            if name and item is not None:
+                names[name] = self._named(item, f"{prefix}{name}")
+        missing = [name for name in node.output[len(results) :] if name]
+        if missing:
+            raise ModelError(f"{self.model.label}: node {source}: there is no output {', '.join(missing)}")
+
+    def _results(
+        self,
+        node: NodeProto,
+        items: Sequence[Item | None],
+        given: Mapping[str, AttributeProto],
+        names: Names,
+        opsets: Mapping[str, int],
+        source: str,
+        attributes: Mapping[str, AttributeProto],
+    ) -> list[Item | None]:
+        domain = _domain(node)
+        key = (domain, node.op_type)
+        if key in self.functions:
+            return self._call(self.functions[key], node, items, given, source)
+        if domain not in opsets:
+            raise ModelError(f"its domain {domain or 'ai.onnx'} has no version in opset_import")
+        version = opsets[domain]
+
+        def inline(graph: GraphProto) -> list[Item]:
+            inner: Names = ChainMap({}, names)  # type: ignore[arg-type]
+            self._add_inner_initialisers(graph, inner)
+            self._run_nodes(graph.node, inner, opsets, attributes, f"{source}/")
+            return [inner[output.name] for output in graph.output]
+
+        context = Context(
+            node, items, given, version,
+            builder=self.builder, model=self.model, sizes=self.sizes, realise=self._realise, inline=inline,
+        )  # fmt: skip
+        content = self._content(context) if domain == "" else None
+        if content is not None:
+            return [content]
+        handler = HANDLERS.get(key)
+        results = handler(context) if handler is not None else NotImplemented
+        if results is NotImplemented:
+            body = find_body(node, version, [None if item is None else item.type for item in items])
+            if body is None:
+                raise UnsupportedError("attnc does not know this use of the operator")
+            return self._call(body, node, items, given, source)
+        if results is None or isinstance(results, Value | Item):
+            results = [results]
+        return [Item.of_value(r) if isinstance(r, Value) else r for r in results]
+
+    def _content(self, context: Context) -> Item | None:
+        rule = RULES.get(context.op_type)
+        if rule is None or not context.items:
+            return None
+        try:
+            dtype = self._content_dtype(context)
+            content: Content = rule(context)
+        except (Undecided, UnsupportedError):
+            return None
+        except (ValueError, IndexError, TypeError) as error:
+            raise ModelError(str(error)) from error
+        return Item.of_content(content, dtype, "") if content.size <= CONTENT_LIMIT else None
+
+    @staticmethod
+    def _content_dtype(context: Context) -> DType:
+        if context.op_type == "Cast":
+            return context.dtype_attr("to")
+        if context.op_type == "CastLike":
+            return context.item(1).dtype
+        if context.op_type in ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"):
+            return DType.BOOL
+        if context.op_type == "ConstantOfShape":
+            value = context.tensor_attr("value")
+            return DType.FLOAT32 if value is None else Tensor(value).dtype
+        return context.item(1 if context.op_type == "Where" else 0).dtype
+
+    # -- functions -------------------------------------------------------------------------------------------
+
+    def _call(
+        self,
+        function: FunctionProto,
+        node: NodeProto,
+        items: Sequence[Item | None],
+        given: Mapping[str, AttributeProto],
+        source: str,
+    ) -> list[Item | None]:
+        """The results of a function's body on ``items``."""
+        if self.depth >= _DEEPEST:
+            raise ModelError(f"the function {function.name} calls itself")
+        inner: Names = {}
+        absent = set()
+        for position, name in enumerate(function.input):
+            item = items[position] if position < len(items) else None
+            if item is None:
+                absent.add(name)
+            else:
+                inner[name] = item
+        attributes = {a.name: a for a in function.attribute_proto} | dict(given)
+        body = [_without(n, absent) for n in function.node] if absent else function.node
+        self.depth += 1
+        try:
+            opsets = {_plain(e.domain): e.version for e in function.opset_import}
+            self._run_nodes(body, inner, opsets, attributes, f"{source}/")
+        finally:
+            self.depth -= 1
+        return [inner.get(name) for name in function.output]
+
+    def _add_inner_initialisers(self, graph: GraphProto, names: Names) -> None:
+        for tensor in graph.initializer:
+            names[tensor.name] = Item.of_tensor(Tensor(tensor_array(tensor, self.model)), tensor.name)
+
+    # -- values ----------------------------------------------------------------------------------------------
+
+    def _named(self, item: Item, name: str) -> Item:
+        """The item under its ONNX name; a value that has a name of its own already keeps it."""
+        if item.value is None:
+            return item if item.name else Item(name, item.dtype, item.shape, None, item.tensor, item.content)
+        if item.value.name and _is_made_up(item.value.name):
+            self.graph.rename(item.value, name)
+        return item
+
+    def _realise(self, item: Item) -> Value:
+        if item.value is None:
+            if item.tensor is not None:
+                item.value = self.graph.add_constant(item.tensor, item.name)
+            else:
+                assert item.content is not None
+                item.value = self._build(item.content, item)
+        return item.value
+
+    def _build(self, content: Content, item: Item) -> Value:
+        """A content as a value: a constant, or sizes put together."""
+        b = self.builder
+        entries = list(content.reshape(-1))
+        if not any(isinstance(entry, SymDim) for entry in entries):
+            name = item.name if content.shape else ""
+            return b.graph.add_constant(Tensor(content.astype(item.dtype.numpy)), name)
+        with b.at(f"{item.name} (Shape)"):
+            if not content.shape:
+                return b.cast(b("size", value=entries[0], name=item.name), item.dtype)
+            parts = [
+                b.reshape(b("size", value=e), (1,)) if isinstance(e, SymDim) else b.constant(Tensor([e], DType.INT64))
+                for e in entries
+            ]
+            joined = parts[0] if len(parts) == 1 else b("concat", *parts, axis=0)
+            return b.cast(b.reshape(joined, content.shape), item.dtype)
+
+
+def _is_made_up(name: str) -> bool:
+    """Whether the graph chose the name: v3, c, c_2."""
+    stem = name[1:]
+    return (name[0] == "v" and stem.isdigit()) or name == "c" or (name[:2] == "c_" and name[2:].isdigit())
+
+
+def _bind_attributes(node: NodeProto, outer: Mapping[str, AttributeProto]) -> dict[str, AttributeProto]:
+    """The node's attributes, those that refer to the calling function's replaced by what the caller gave."""
+    bound: dict[str, AttributeProto] = {}
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            bound[attribute.name] = attribute
+        elif attribute.ref_attr_name in outer:
+            bound[attribute.name] = outer[attribute.ref_attr_name]
+    return bound
+
+
+def _without(node: NodeProto, absent: set[str]) -> NodeProto:
+    """The node with operands that the caller left out made empty."""
+    if not absent.intersection(node.input):
+        return node
+    copied = NodeProto()
+    copied.CopyFrom(node)
+    for position, name in enumerate(copied.input):
+        if name in absent:
+            copied.input[position] = ""
+    return copied
+
+
+def _plain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _identifier(name: str) -> str:
+    cleaned = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+    return cleaned if cleaned.isidentifier() else "graph"

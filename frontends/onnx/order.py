@@ -1,0 +1,74 @@
+"""The order in which nodes can run, with messages for names that nobody or everybody makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from onnx import GraphProto, NodeProto
+
+from ...ir import ModelError
+
+__all__ = ["execution_order"]
+
+
+def execution_order(nodes: Iterable[NodeProto], known: set[str], label: str) -> list[NodeProto]:
+    """The nodes in an order in which operands come first: the file's own where that works.
+
+    Raises ModelError for a cycle, a name defined twice, and an operand that nothing defines.
+    """
+    listed = list(nodes)
+    maker: dict[str, int] = {}
+    for position, node in enumerate(listed):
+        for name in node.output:
+            if name and (name in maker or name in known):
+                raise ModelError(f"{label}: the name {name} is defined twice, the second time by {_title(node)}")
+            if name:
+                maker[name] = position
+    done = [False] * len(listed)
+    order: list[NodeProto] = []
+    for start in range(len(listed)):
+        stack = [(start, False)]
+        open_nodes: set[int] = set()
+        while stack:
+            position, finished = stack.pop()
+            if done[position]:
+                continue
+            if finished:
+                done[position] = True
+                open_nodes.discard(position)
+                order.append(listed[position])
+                continue
+            open_nodes.add(position)
+            stack.append((position, True))
+            for name in _operands(listed[position]):
+                if name in known:
+                    continue
+                if name not in maker:
+                    raise ModelError(f"{label}: node {_title(listed[position])} reads {name}, which nothing defines")
+                before = maker[name]
+                if before in open_nodes and not done[before]:
+                    chain = ", ".join(sorted(_title(listed[k]) for k in open_nodes))
+                    raise ModelError(f"{label}: the nodes {chain} need each other's results, through {name}")
+                if not done[before]:
+                    stack.append((before, False))
+    return order
+
+
+def _title(node: NodeProto) -> str:
+    return f"{node.name or ', '.join(node.output)} ({node.op_type})"
+
+
+def _operands(node: NodeProto) -> list[str]:
+    """What a node reads, the names that its subgraphs take from outside too."""
+    names = [name for name in node.input if name]
+    for attribute in node.attribute:
+        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            names += _free_names(graph)
+    return names
+
+
+def _free_names(graph: GraphProto) -> list[str]:
+    bound = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    bound |= {name for node in graph.node for name in node.output}
+    read = [name for node in graph.node for name in _operands(node)] + [value.name for value in graph.output]
+    return [name for name in dict.fromkeys(read) if name and name not in bound]

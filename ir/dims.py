@@ -1,0 +1,421 @@
+"""Symbolic dimensions: integer polynomials over named sizes, kept in one canonical form.
+
+A dimension is an ``int`` or a :class:`SymDim`; arithmetic on either gives either, and two dimensions that
+are equal as polynomials are equal as values. Division and remainder that are not exact, ``min`` and ``max``
+stay as opaque factors (``seq // 2``). Every symbol stands for a size of at least 1.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import math
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+from .errors import ParseError
+
+__all__ = [
+    "Dim",
+    "Shape",
+    "SymDim",
+    "at_least",
+    "dim_max",
+    "dim_min",
+    "evaluate_dim",
+    "parse_dim",
+    "product",
+    "substitute_dim",
+    "symbol",
+    "symbols",
+]
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A symbol (``fn == ""``, name in ``name``) or a function of dimensions that has no simpler form."""
+
+    name: str
+    fn: str = ""
+    args: tuple[Dim, ...] = ()
+
+    @cached_property
+    def text(self) -> str:
+        if not self.fn:
+            return self.name
+        if self.fn in ("//", "%"):
+            return "(" + f" {self.fn} ".join(_operand(a) for a in self.args) + ")"
+        return f"{self.fn}({', '.join(str(a) for a in self.args)})"
+
+
+Monomial = tuple[tuple[Atom, int], ...]
+
+
+@dataclass(frozen=True)
+class SymDim:
+    """A dimension that is not a constant: ``terms`` are (monomial, coefficient) pairs in a fixed order."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.text)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SymDim) and self.text == other.text
+
+    @cached_property
+    def text(self) -> str:
+        parts: list[str] = []
+        for monomial, coefficient in self.terms:
+            factors = [a.text for a, power in monomial for _ in range(power)]
+            size = abs(coefficient)
+            body = "*".join(([str(size)] if size != 1 or not factors else []) + factors)
+            sign = "-" if coefficient < 0 else "+"
+            parts.append((f" {sign} " if parts else ("-" if coefficient < 0 else "")) + body)
+        return "".join(parts)
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+    def __add__(self, other: Dim) -> Dim:
+        return _add(self, other)
+
+    def __radd__(self, other: Dim) -> Dim:
+        return _add(other, self)
+
+    def __sub__(self, other: Dim) -> Dim:
+        return _add(self, _multiply(other, -1))
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return _add(other, _multiply(self, -1))
+
+    def __mul__(self, other: Dim) -> Dim:
+        return _multiply(self, other)
+
+    def __rmul__(self, other: Dim) -> Dim:
+        return _multiply(other, self)
+
+    def __neg__(self) -> Dim:
+        return _multiply(self, -1)
+
+    def __floordiv__(self, other: Dim) -> Dim:
+        return _floordiv(self, other)
+
+    def __rfloordiv__(self, other: Dim) -> Dim:
+        return _floordiv(other, self)
+
+    def __mod__(self, other: Dim) -> Dim:
+        return _mod(self, other)
+
+    def __rmod__(self, other: Dim) -> Dim:
+        return _mod(other, self)
+
+
+Dim = int | SymDim
+Shape = tuple[Dim, ...]
+
+
+def symbol(name: str) -> SymDim:
+    """The size called ``name``, an identifier that Python's grammar takes as it stands (no keyword, in Unicode's NFKC
+    form). Raises ParseError for anything else."""
+    if not name.isidentifier() or keyword.iskeyword(name) or unicodedata.normalize("NFKC", name) != name:
+        raise ParseError(f"a symbolic size must be an identifier, not {name!r}")
+    return SymDim(((((Atom(name), 1),), 1),))
+
+
+def _operand(d: Dim) -> str:
+    """An operand of // or %, in brackets unless it is a number, a symbol or a function."""
+    if isinstance(d, SymDim):
+        (monomial, coefficient), *more = d.terms
+        if more or coefficient != 1 or len(monomial) > 1 or monomial[0][1] > 1:
+            return f"({d})"
+    return str(d)
+
+
+def _terms(d: Dim) -> dict[Monomial, int]:
+    if isinstance(d, SymDim):
+        return dict(d.terms)
+    return {(): int(d)} if d else {}
+
+
+def _make(terms: Mapping[Monomial, int]) -> Dim:
+    kept = {m: c for m, c in terms.items() if c}
+    if not kept:
+        return 0
+    if len(kept) == 1 and () in kept:
+        return kept[()]
+    order = sorted(kept.items(), key=lambda item: (item[0] == (), _monomial_key(item[0])))
+    return SymDim(tuple(order))
+
+
+def _monomial_key(monomial: Monomial) -> tuple[tuple[str, int], ...]:
+    return tuple((a.text, power) for a, power in monomial)
+
+
+def _atom(fn: str, *args: Dim) -> SymDim:
+    return SymDim(((((Atom("", fn, args), 1),), 1),))
+
+
+def _add(a: Dim, b: Dim) -> Dim:
+    terms = _terms(a)
+    for monomial, coefficient in _terms(b).items():
+        terms[monomial] = terms.get(monomial, 0) + coefficient
+    return _make(terms)
+
+
+def _times(a: Monomial, b: Monomial) -> Monomial:
+    powers = dict(a)
+    for atom, power in b:
+        powers[atom] = powers.get(atom, 0) + power
+    return tuple(sorted(powers.items(), key=lambda item: item[0].text))
+
+
+def _multiply(a: Dim, b: Dim) -> Dim:
+    terms: dict[Monomial, int] = {}
+    for m, c in _terms(a).items():
+        for n, d in _terms(b).items():
+            key = _times(m, n)
+            terms[key] = terms.get(key, 0) + c * d
+    return _make(terms)
+
+
+def _divide_monomial(a: Monomial, b: Monomial) -> Monomial | None:
+    powers = dict(a)
+    for atom, power in b:
+        left = powers.get(atom, 0) - power
+        if left < 0:
+            return None
+        powers[atom] = left
+    return tuple((atom, power) for atom, power in powers.items() if power)
+
+
+def _division_key(term: tuple[Monomial, int]) -> tuple[int, list[str]]:
+    """Orders monomials by degree, then by name: an order that multiplication keeps, as long division needs."""
+    names = [atom.text for atom, power in term[0] for _ in range(power)]
+    return len(names), names
+
+
+_DIVISION_STEPS = 1000
+
+
+def _exact(a: Dim, b: Dim) -> Dim | None:
+    """a / b when it is a polynomial with integer coefficients, by long division; else None."""
+    lead_b = _terms(b)
+    if not lead_b:
+        return None
+    top, factor = max(lead_b.items(), key=_division_key)
+    quotient: Dim = 0
+    rest = a
+    for _ in range(_DIVISION_STEPS):
+        if rest == 0:
+            return quotient
+        lead, coefficient = max(_terms(rest).items(), key=_division_key)
+        monomial = _divide_monomial(lead, top)
+        if monomial is None or coefficient % factor:
+            return None
+        step = _make({monomial: coefficient // factor})
+        quotient = _add(quotient, step)
+        rest = _add(rest, _multiply(_multiply(step, b), -1))
+    return None
+
+
+def _floordiv(a: Dim, b: Dim) -> Dim:
+    if b == 0:
+        raise ZeroDivisionError(f"division of the dimension {a} by zero")
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    exact = _exact(a, b)
+    if exact is not None:
+        return exact
+    whole, rest = _split(a, b)
+    return _add(whole, _atom("//", rest, b)) if rest != 0 else whole
+
+
+def _mod(a: Dim, b: Dim) -> Dim:
+    if b == 0:
+        raise ZeroDivisionError(f"remainder of the dimension {a} by zero")
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    if _exact(a, b) is not None:
+        return 0
+    _, rest = _split(a, b)
+    return rest % b if isinstance(rest, int) and isinstance(b, int) else _atom("%", rest, b)
+
+
+def _split(a: Dim, b: Dim) -> tuple[Dim, Dim]:
+    """a = b·whole + rest with rest holding the terms that b does not divide (reduced modulo an integer b)."""
+    whole: Dim = 0
+    rest: Dim = 0
+    for monomial, coefficient in _terms(a).items():
+        if isinstance(b, int) and b > 0:
+            whole = _add(whole, _make({monomial: coefficient // b}))
+            rest = _add(rest, _make({monomial: coefficient % b}))
+        else:
+            term = _make({monomial: coefficient})
+            quotient = _exact(term, b)
+            whole, rest = (_add(whole, quotient), rest) if quotient is not None else (whole, _add(rest, term))
+    return (whole, 0) if isinstance(rest, int) and isinstance(b, int) and 0 <= rest < b else (whole, rest)
+
+
+def _atom_low(atom: Atom) -> int | None:
+    if not atom.fn:
+        return 1
+    if atom.fn == "%":
+        return 0 if isinstance(atom.args[1], int) and atom.args[1] > 0 else None
+    lows = [lower_bound(a) for a in atom.args]
+    known = [low for low in lows if low is not None]
+    if atom.fn == "//":
+        top, bottom = lows[0], atom.args[1]
+        if top is None or not isinstance(bottom, int) or bottom <= 0:
+            return 0 if top is not None and top >= 0 and (lows[1] or 0) > 0 else None
+        return top // bottom
+    if atom.fn == "max":
+        return max(known, default=None)
+    return min(known) if len(known) == len(lows) else None
+
+
+def lower_bound(d: Dim) -> int | None:
+    """A number that ``d`` never falls below while every symbol is at least 1; None when none is found."""
+    if isinstance(d, int):
+        return d
+    shifted: Dim = 0
+    for monomial, coefficient in d.terms:
+        term: Dim = coefficient
+        for atom, power in monomial:
+            low = _atom_low(atom)
+            if low is None:
+                return None
+            base = _add(SymDim(((((atom, 1),), 1),)), low)
+            for _ in range(power):
+                term = _multiply(term, base)
+        shifted = _add(shifted, term)
+    terms = _terms(shifted)
+    constant = terms.pop((), 0)
+    return constant if all(c >= 0 for c in terms.values()) else None
+
+
+def at_least(a: Dim, b: Dim) -> bool | None:
+    """Whether a ≥ b for all sizes (True), a < b for all sizes (False), or not known (None)."""
+    low = lower_bound(a - b)
+    if low is not None and low >= 0:
+        return True
+    high = lower_bound(b - a)
+    return False if high is not None and high > 0 else None
+
+
+def dim_max(a: Dim, b: Dim) -> Dim:
+    """The larger of two dimensions, decided where it is known."""
+    known = at_least(a, b)
+    if known is None:
+        known_other = at_least(b, a)
+        return b if known_other else _atom("max", *sorted((a, b), key=str))
+    return a if known else b
+
+
+def dim_min(a: Dim, b: Dim) -> Dim:
+    """The smaller of two dimensions, decided where it is known."""
+    known = at_least(a, b)
+    if known is None:
+        known_other = at_least(b, a)
+        return a if known_other else _atom("min", *sorted((a, b), key=str))
+    return b if known else a
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of the dimensions, 1 for none."""
+    return reduce(_multiply, dims, 1)
+
+
+def symbols(d: Dim) -> frozenset[str]:
+    """The names of the sizes that ``d`` depends on."""
+    if isinstance(d, int):
+        return frozenset()
+    found: set[str] = set()
+    for monomial, _ in d.terms:
+        for atom, _ in monomial:
+            found |= {atom.name} if not atom.fn else set().union(*(symbols(a) for a in atom.args))
+    return frozenset(found)
+
+
+_FUNCTIONS = {"//": _floordiv, "%": _mod, "min": dim_min, "max": dim_max}
+
+
+def substitute_dim(d: Dim, sizes: Mapping[str, Dim]) -> Dim:
+    """``d`` with every symbol named in ``sizes`` replaced."""
+    if isinstance(d, int):
+        return d
+    total: Dim = 0
+    for monomial, coefficient in d.terms:
+        term: Dim = coefficient
+        for atom, power in monomial:
+            if atom.fn:
+                factor = _FUNCTIONS[atom.fn](*(substitute_dim(a, sizes) for a in atom.args))
+            else:
+                factor = sizes.get(atom.name, SymDim(((((atom, 1),), 1),)))
+            for _ in range(power):
+                term = _multiply(term, factor)
+        total = _add(total, term)
+    return total
+
+
+def evaluate_dim(d: Dim, sizes: Mapping[str, int]) -> int:
+    """The number that ``d`` is under ``sizes``. Raises KeyError with the name of a size that is missing."""
+    if isinstance(d, int):
+        return d
+    total = 0
+    for monomial, coefficient in d.terms:
+        factors = [_evaluate_atom(atom, sizes) ** power for atom, power in monomial]
+        total += coefficient * math.prod(factors)
+    return total
+
+
+def _evaluate_atom(atom: Atom, sizes: Mapping[str, int]) -> int:
+    if not atom.fn:
+        return int(sizes[atom.name])
+    args = [evaluate_dim(a, sizes) for a in atom.args]
+    if atom.fn in ("//", "%"):
+        return args[0] // args[1] if atom.fn == "//" else args[0] % args[1]
+    return max(args) if atom.fn == "max" else min(args)
+
+
+def parse_dim(text: str) -> Dim:
+    """Reads what ``str`` of a dimension prints: ``past + seq``, ``2*batch*(seq // 4)``, ``max(a, b)``."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        return _from_ast(tree)
+    except (SyntaxError, ValueError, RecursionError, KeyError, ZeroDivisionError) as error:
+        raise ParseError(f"not a dimension: {text!r}") from error
+
+
+def _from_ast(tree: ast.expr) -> Dim:
+    match tree:
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            return value
+        case ast.Name(id=name):
+            return symbol(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _multiply(_from_ast(operand), -1)
+        case ast.BinOp(left=left, op=op, right=right):
+            a, b = _from_ast(left), _from_ast(right)
+            match op:
+                case ast.Add():
+                    return _add(a, b)
+                case ast.Sub():
+                    return _add(a, _multiply(b, -1))
+                case ast.Mult():
+                    return _multiply(a, b)
+                case ast.FloorDiv():
+                    return _floordiv(a, b)
+                case ast.Mod():
+                    return _mod(a, b)
+        case ast.Call(func=ast.Name(id=("min" | "max") as fn), args=[first, second], keywords=[]):
+            return _FUNCTIONS[fn](_from_ast(first), _from_ast(second))
+    raise ValueError(ast.dump(tree))

@@ -1,0 +1,540 @@
+"""Small immutable scalar expressions: the ``score``, ``where`` and ``inner`` attributes of attention.
+
+``30 * tanh(s / 30) + slopes[h] * (j - i)`` is a value over the variables ``s, h, i, j`` and the tensor ``slopes``.
+The syntax is Python's; ``parse(str(e)) == e`` for every expression, and ``==`` is structural.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from .errors import InputError, ParseError
+
+__all__ = [
+    "FUNCTIONS",
+    "Call",
+    "Const",
+    "Expr",
+    "Function",
+    "Load",
+    "Var",
+    "call",
+    "evaluate",
+    "fold",
+    "is_boolean",
+    "lift",
+    "loads",
+    "parse",
+    "rename_loads",
+    "substitute",
+    "variables",
+    "walk",
+]
+
+Array = NDArray[Any]
+
+
+def _erf(x: Array) -> Array:
+    result: Array = np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)
+    return result
+
+
+def _sigmoid(x: Array) -> Array:
+    e = np.exp(-np.abs(x))  # never overflows
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function of the language.
+
+    ``run`` is its NumPy meaning, ``symbol`` and ``precedence`` give its text form (without a symbol: ``name(a, b)``),
+    ``result`` is the kind of its value: ``bool``; ``number``: integers stay integers; ``float``: they are converted.
+    """
+
+    arity: int
+    run: Callable[..., Any]
+    result: Literal["bool", "number", "float"]
+    symbol: str = ""
+    precedence: int = 9
+
+
+# Precedences: or 1, and 2, not 3, comparisons 4, + - 5, * / // % 6, unary minus 7, ** 8, atoms 9.
+_UNARY, _POWER, _ATOM = 7, 8, 9
+
+FUNCTIONS: dict[str, Function] = {
+    "or": Function(2, np.logical_or, "bool", "or", 1),
+    "and": Function(2, np.logical_and, "bool", "and", 2),
+    "not": Function(1, np.logical_not, "bool", "not ", 3),
+    "less": Function(2, np.less, "bool", "<", 4),
+    "less_equal": Function(2, np.less_equal, "bool", "<=", 4),
+    "greater": Function(2, np.greater, "bool", ">", 4),
+    "greater_equal": Function(2, np.greater_equal, "bool", ">=", 4),
+    "equal": Function(2, np.equal, "bool", "==", 4),
+    "not_equal": Function(2, np.not_equal, "bool", "!=", 4),
+    "add": Function(2, np.add, "number", "+", 5),
+    "sub": Function(2, np.subtract, "number", "-", 5),
+    "mul": Function(2, np.multiply, "number", "*", 6),
+    "div": Function(2, np.true_divide, "float", "/", 6),
+    "floordiv": Function(2, np.floor_divide, "number", "//", 6),
+    "mod": Function(2, np.mod, "number", "%", 6),
+    "neg": Function(1, np.negative, "number", "-", _UNARY),
+    "pow": Function(2, np.power, "number", "**", _POWER),
+    "where": Function(3, np.where, "number"),
+    "min": Function(2, np.minimum, "number"),
+    "max": Function(2, np.maximum, "number"),
+    "abs": Function(1, np.abs, "number"),
+    "relu": Function(1, lambda x: np.maximum(x, x.dtype.type(0)), "number"),
+    "exp": Function(1, np.exp, "float"),
+    "log": Function(1, np.log, "float"),
+    "sqrt": Function(1, np.sqrt, "float"),
+    "tanh": Function(1, np.tanh, "float"),
+    "sigmoid": Function(1, _sigmoid, "float"),
+    "sin": Function(1, np.sin, "float"),
+    "cos": Function(1, np.cos, "float"),
+    "floor": Function(1, np.floor, "float"),
+    "erf": Function(1, _erf, "float"),
+    "softplus": Function(1, lambda x: np.maximum(x, x.dtype.type(0)) + np.log1p(np.exp(-np.abs(x))), "float"),
+}
+"""Every function of the language, by name."""
+
+
+def _infix(name: str) -> Callable[[Any, Any], Expr]:
+    return lambda self, other: call(name, self, other)
+
+
+def _swapped(name: str) -> Callable[[Any, Any], Expr]:
+    return lambda self, other: call(name, other, self)
+
+
+class Expr:
+    """A scalar expression: ``Const``, ``Var``, ``Load`` or ``Call``; immutable, hashable, compared by structure.
+
+    Operators build: ``+ - * / // % **``, ``< <= > >=``, ``& | ~`` (logical and, or, not), ``abs(x)``; ``x.eq(y)`` and
+    ``x.ne(y)`` because ``==`` is structural. Numbers and bools on the other side are lifted. Nothing is simplified.
+    """
+
+    __slots__ = ()
+
+    __add__, __radd__ = _infix("add"), _swapped("add")
+    __sub__, __rsub__ = _infix("sub"), _swapped("sub")
+    __mul__, __rmul__ = _infix("mul"), _swapped("mul")
+    __truediv__, __rtruediv__ = _infix("div"), _swapped("div")
+    __floordiv__, __rfloordiv__ = _infix("floordiv"), _swapped("floordiv")
+    __mod__, __rmod__ = _infix("mod"), _swapped("mod")
+    __pow__, __rpow__ = _infix("pow"), _swapped("pow")
+    __and__, __rand__ = _infix("and"), _swapped("and")
+    __or__, __ror__ = _infix("or"), _swapped("or")
+    __lt__, __le__ = _infix("less"), _infix("less_equal")
+    __gt__, __ge__ = _infix("greater"), _infix("greater_equal")
+    eq, ne = _infix("equal"), _infix("not_equal")
+
+    def __neg__(self) -> Expr:
+        return call("neg", self)
+
+    def __abs__(self) -> Expr:
+        return call("abs", self)
+
+    def __invert__(self) -> Expr:
+        return call("not", self)
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"the truth of an expression is not known here ({self}); combine with & | ~, compare with is or =="
+        )
+
+    def __str__(self) -> str:
+        return _print(self)[0]
+
+
+def _check_name(name: str) -> None:
+    if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name) or name in ("inf", "nan"):
+        raise ParseError(f"not a name for a variable or tensor: {name!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class Const(Expr):
+    """A bool, int or float. ``1``, ``1.0`` and ``True`` are three constants, ``0.0`` and ``-0.0`` two."""
+
+    value: bool | int | float
+
+    def _key(self) -> tuple[str, str]:
+        return type(self.value).__name__, repr(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Const) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+
+@dataclass(frozen=True)
+class Var(Expr):
+    """A variable: the score ``s``, an index ``b, h, i, j``, a size. Raises ParseError unless an identifier."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+
+
+@dataclass(frozen=True)
+class Load(Expr):
+    """One element of a tensor, ``docs[b, j]``: as many indices as the tensor has axes, ``bias[()]`` for none."""
+
+    tensor: str
+    index: tuple[Expr, ...]
+
+    def __post_init__(self) -> None:
+        _check_name(self.tensor)
+
+
+@dataclass(frozen=True)
+class Call(Expr):
+    """``FUNCTIONS[fn]`` of its arguments. Raises ParseError for an unknown function or a wrong number of arguments."""
+
+    fn: str
+    args: tuple[Expr, ...]
+
+    def __post_init__(self) -> None:
+        if self.fn not in FUNCTIONS:
+            raise ParseError(f"unknown function {self.fn}; known: {', '.join(sorted(FUNCTIONS))}")
+        if len(self.args) != FUNCTIONS[self.fn].arity:
+            raise ParseError(f"{self.fn} takes {FUNCTIONS[self.fn].arity} arguments, not {len(self.args)}")
+
+
+def lift(value: Expr | complex | np.generic) -> Expr:
+    """An Expr as it is, a Python or NumPy bool, int or float as a Const. Raises TypeError for anything else."""
+    if isinstance(value, Expr):
+        return value
+    plain = value.item() if isinstance(value, np.generic) else value
+    if isinstance(plain, bool | int | float):
+        return Const(plain)
+    raise TypeError(f"not an expression or a number: {value!r}")
+
+
+def call(name: str, *args: Expr | complex) -> Expr:
+    """``call("where", c, a, b)``: a function of expressions and numbers. Raises ParseError as Call does."""
+    return Call(name, tuple(lift(a) for a in args))
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
+
+
+def _print(e: Expr) -> tuple[str, int]:
+    """The text and its precedence."""
+    match e:
+        case Const(value):
+            text = repr(value)
+            return text, _UNARY if text.startswith("-") else _ATOM
+        case Var(name):
+            return name, _ATOM
+        case Load(tensor, index):
+            return f"{tensor}[{', '.join(map(str, index)) or '()'}]", _ATOM
+        case Call(fn, args):
+            spec = FUNCTIONS[fn]
+            # neg of a literal would read back as a negative constant, so it is spelled out.
+            if not spec.symbol or (fn == "neg" and _is_literal(args[0]) and not str(args[0]).startswith("-")):
+                return f"{fn}({', '.join(map(str, args))})", _ATOM
+            p = spec.precedence
+            if spec.arity == 1:
+                return spec.symbol + _within(args[0], p), p
+            # Comparisons do not chain here; ** is right associative and takes a unary minus on its right.
+            left = p + 1 if p == 4 or fn == "pow" else p
+            right = _UNARY if fn == "pow" else p + 1
+            return f"{_within(args[0], left)} {spec.symbol} {_within(args[1], right)}", p
+    raise TypeError(f"not an expression: {e!r}")
+
+
+def _is_literal(e: Expr) -> bool:
+    return isinstance(e, Const) and not isinstance(e.value, bool)
+
+
+def _within(e: Expr, precedence: int) -> str:
+    text, own = _print(e)
+    return text if own >= precedence else f"({text})"
+
+
+_BINARY = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod",
+    ast.Pow: "pow", ast.Lt: "less", ast.LtE: "less_equal", ast.Gt: "greater", ast.GtE: "greater_equal",
+    ast.Eq: "equal", ast.NotEq: "not_equal", ast.And: "and", ast.Or: "or",
+}  # fmt: skip
+_KNOWN = (
+    "known: numbers, True, False, inf, nan, variables, tensor[index, ...], + - * / // % **, comparisons, and, or, not, "
+    + "a if c else b, and the functions "
+    + ", ".join(sorted(set(FUNCTIONS) - {"and", "or", "not"}))
+)
+
+
+def parse(text: str) -> Expr:
+    """Reads Python's expression syntax; ``0 <= i < n`` is ``0 <= i and i < n``, and ``min``, ``max`` take two or more.
+
+    Raises ParseError with the piece that is not understood and the list of what is known.
+    """
+    try:
+        return _read(ast.parse(text.strip(), mode="eval").body)
+    except SyntaxError as error:
+        raise ParseError(f"not an expression: {text!r}: {error.msg}; {_KNOWN}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ParseError(f"not an expression: {text!r}: {error}") from error
+
+
+def _read(tree: ast.expr) -> Expr:
+    match tree:
+        case ast.Constant(value=bool() | int() | float() as value):
+            return Const(value)
+        case ast.Name(id="inf" | "nan" as name):
+            return Const(float(name))
+        case ast.Name(id=name):
+            return Var(name)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return call("not", _read(operand))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            inner = _read(operand)
+            literal = isinstance(operand, ast.Constant | ast.Name) and _is_literal(inner)
+            return Const(-cast(Const, inner).value) if literal else call("neg", inner)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return call(_BINARY[type(op)], _read(left), _read(right))
+        case ast.BoolOp(op=op, values=values):
+            return _left_fold(_BINARY[type(op)], [_read(v) for v in values])
+        case ast.Compare(left=left, ops=ops, comparators=rest) if all(type(op) in _BINARY for op in ops):
+            sides = [_read(side) for side in (left, *rest)]
+            return _left_fold("and", [call(_BINARY[type(op)], sides[k], sides[k + 1]) for k, op in enumerate(ops)])
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return call("where", _read(test), _read(body), _read(orelse))
+        case ast.Subscript(value=ast.Name(id=name), slice=index):
+            parts = index.elts if isinstance(index, ast.Tuple) else [index]
+            return Load(name, tuple(_read(part) for part in parts))
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
+            given = [_read(a) for a in args]
+            return _left_fold(name, given) if name in ("min", "max") and len(given) > 2 else call(name, *given)
+    raise ParseError(f"not understood in an expression: {ast.unparse(tree)}; {_KNOWN}")
+
+
+def _left_fold(name: str, parts: list[Expr]) -> Expr:
+    result = parts[0]
+    for part in parts[1:]:
+        result = call(name, result, part)
+    return result
+
+
+# -- questions and rewriting -----------------------------------------------------------------------------------------
+
+
+def _children(e: Expr) -> tuple[Expr, ...]:
+    return e.args if isinstance(e, Call) else e.index if isinstance(e, Load) else ()
+
+
+def _rebuild(e: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    if isinstance(e, Call):
+        return Call(e.fn, tuple(change(a) for a in e.args))
+    return Load(e.tensor, tuple(change(a) for a in e.index)) if isinstance(e, Load) else e
+
+
+def walk(e: Expr) -> Iterator[Expr]:
+    """The expression and all its parts, outer before inner, left to right."""
+    yield e
+    for child in _children(e):
+        yield from walk(child)
+
+
+def variables(e: Expr) -> frozenset[str]:
+    """The names of all variables."""
+    return frozenset(x.name for x in walk(e) if isinstance(x, Var))
+
+
+def loads(e: Expr) -> tuple[str, ...]:
+    """The names of all tensors, in order of first appearance."""
+    return tuple(dict.fromkeys(x.tensor for x in walk(e) if isinstance(x, Load)))
+
+
+def substitute(e: Expr, mapping: Mapping[str, Expr]) -> Expr:
+    """Replaces variables by expressions, all at once."""
+    return mapping.get(e.name, e) if isinstance(e, Var) else _rebuild(e, lambda x: substitute(x, mapping))
+
+
+def rename_loads(e: Expr, mapping: Mapping[str, str]) -> Expr:
+    """Replaces the names of tensors."""
+    e = _rebuild(e, lambda x: rename_loads(x, mapping))
+    return Load(mapping.get(e.tensor, e.tensor), e.index) if isinstance(e, Load) else e
+
+
+def is_boolean(e: Expr, names: Collection[str] = ()) -> bool:
+    """Whether the value is certainly true or false; ``names`` are the variables and tensors known to be boolean."""
+    match e:
+        case Const(value):
+            return isinstance(value, bool)
+        case Var(name) | Load(name):
+            return name in names
+        case Call("where", (_, a, b)):
+            return is_boolean(a, names) and is_boolean(b, names)
+        case Call(fn):
+            return FUNCTIONS[fn].result == "bool"
+    return False
+
+
+def _is_float(e: Expr, floats: Collection[str]) -> bool:
+    match e:
+        case Const(value):
+            return isinstance(value, float)
+        case Var(name) | Load(name):
+            return name in floats
+        case Call("where", (_, a, b)):
+            return _is_float(a, floats) or _is_float(b, floats)
+        case Call(fn, args):
+            kind = FUNCTIONS[fn].result
+            return kind == "float" or (kind == "number" and any(_is_float(a, floats) for a in args))
+    return False
+
+
+def _neutral(c: bool | int | float, x: Expr, floats: Collection[str]) -> bool:
+    """Whether 0 or 1 of the type of ``c`` leaves the type of ``x`` alone."""
+    return _is_float(x, floats) if isinstance(c, float) else not isinstance(c, bool) and not is_boolean(x)
+
+
+def fold(e: Expr, floats: Collection[str] = ("s", "q", "k")) -> Expr:
+    """A lighter expression of the same value: constants, ``x + 0``, ``x * 1``, ``where(True, a, b)``, ``x and True``.
+
+    ``floats`` are the variables and tensors known to be floating (``s * 1.0`` is then ``s``). Never ``x * 0`` to 0,
+    which loses NaN. The value is the same up to the sign of zero; dtype and shape may be those of the part left over.
+    """
+    e = _rebuild(e, lambda x: fold(x, floats))
+    if not isinstance(e, Call):
+        return e
+    if all(isinstance(a, Const) for a in e.args):
+        value = _apply(e, [a.value for a in e.args if isinstance(a, Const)], np.dtype(np.float64))
+        return Const(value) if isinstance(value, bool | int | float) else e
+    match e:
+        case Call("add", (Const(c), x)) | Call("add" | "sub", (x, Const(c))) if c == 0 and _neutral(c, x, floats):
+            return x
+        case Call("mul", (Const(c), x)) | Call("mul" | "pow", (x, Const(c))) if c == 1 and _neutral(c, x, floats):
+            return x
+        case Call("div", (x, Const(c))) if c == 1 and _is_float(x, floats):
+            return x
+        case Call("neg", (Call("neg", (x,)),)) if not is_boolean(x):
+            return x
+        case Call("not", (Call("not", (x,)),)) if is_boolean(x):
+            return x
+        case Call("where", (Const(c), a, b)):
+            return a if c else b
+        case Call("and", (Const(c), x)) | Call("and", (x, Const(c))) if not c or is_boolean(x):
+            return x if c else Const(False)
+        case Call("or", (Const(c), x)) | Call("or", (x, Const(c))) if c or is_boolean(x):
+            return Const(True) if c else x
+    return e
+
+
+# -- evaluation ------------------------------------------------------------------------------------------------------
+
+_Value = bool | int | float | Array
+"""A Python number is weak, as in NumPy 2: it takes the type of the array it meets."""
+
+
+def evaluate(
+    e: Expr,
+    variables: Mapping[str, object],
+    tensors: Mapping[str, Array] | None = None,
+    dtype: DTypeLike = np.float32,
+) -> Array:
+    """The value by NumPy, in the broadcast shape of the variables that occur.
+
+    ``variables`` are numbers or mutually broadcastable arrays: ``i`` of shape [n, 1], ``j`` of [1, m], ``s`` of
+    [b, h, n, m]. Floats keep their dtype, and integers that meet them are converted to it. Integers alone are computed
+    in int64; they become ``dtype`` for ``/``, ``exp``, …, beside a float constant, and in ``**`` unless the exponent is
+    a constant >= 0. Indices of a load may be floats that are whole numbers (``floor``). Both branches of ``where`` are
+    evaluated. Raises InputError for a missing variable or tensor, an index out of bounds (negative ones are), and
+    shapes that do not fit.
+    """
+    chosen = np.dtype(dtype)
+    try:
+        value = _evaluate(e, variables, tensors or {}, chosen)
+        if isinstance(value, np.ndarray):
+            return value
+        return np.asarray(value, chosen if isinstance(value, float) else None)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(f"cannot evaluate {e}: {error}") from error
+
+
+def _evaluate(e: Expr, env: Mapping[str, object], tensors: Mapping[str, Array], dtype: np.dtype[Any]) -> _Value:
+    match e:
+        case Const(value):
+            return value
+        case Var(name):
+            if name not in env:
+                raise InputError(f"unknown variable {name}; given: {', '.join(env) or 'none'}")
+            given = env[name]
+            return (
+                given if isinstance(given, bool | int | float) and not isinstance(given, np.generic) else _widen(given)
+            )
+        case Load(tensor, index):
+            if tensor not in tensors:
+                raise InputError(f"unknown tensor {tensor} in {e}; given: {', '.join(tensors) or 'none'}")
+            return _gather(e, np.asarray(tensors[tensor]), [_evaluate(x, env, tensors, dtype) for x in index])
+        case Call(_, args):
+            return _apply(e, [_evaluate(a, env, tensors, dtype) for a in args], dtype)
+    raise TypeError(f"not an expression: {e!r}")
+
+
+def _widen(value: object) -> Array:
+    array = np.asarray(value)
+    return array.astype(np.int64, copy=False) if array.dtype.kind in "iu" else array
+
+
+def _gather(e: Load, tensor: Array, index: list[_Value]) -> Array:
+    if len(index) != tensor.ndim:
+        raise InputError(f"{e} has {len(index)} indices but {e.tensor} has shape {list(tensor.shape)}")
+    places = []
+    for axis, (expr, value) in enumerate(zip(e.index, index, strict=True)):
+        place = np.asarray(value)
+        whole = place.astype(np.int64) if place.dtype.kind in "biu" or np.isfinite(place).all() else None
+        if whole is None or (whole != place).any():
+            raise InputError(f"{e}: the index {expr} is not a whole number everywhere")
+        if whole.size and (whole.min() < 0 or whole.max() >= tensor.shape[axis]):
+            reach = f"goes from {whole.min()} to {whole.max()}"
+            raise InputError(
+                f"{e}: out of bounds: {expr} {reach} but axis {axis} of {e.tensor} has size {tensor.shape[axis]}"
+            )
+        places.append(whole)
+    try:
+        return _widen(tensor[tuple(places)])
+    except IndexError as error:
+        raise InputError(f"{e}: {error}") from error
+
+
+def _apply(e: Call, values: list[_Value], dtype: np.dtype[Any]) -> _Value:
+    """The function of evaluated arguments; numbers alone are computed in double precision and stay numbers."""
+    spec = FUNCTIONS[e.fn]
+    weak = not any(isinstance(v, np.ndarray) for v in values)
+    dtype = np.dtype(np.float64) if weak else dtype
+    operands = values[1:] if e.fn == "where" else values
+    kinds = [v.dtype for v in operands if isinstance(v, np.ndarray) and v.dtype.kind not in "biu"]
+    to_float = spec.result == "float" or (spec.result == "number" and any(isinstance(v, float) for v in operands))
+    if e.fn == "pow" and not (isinstance(values[1], int) and values[1] >= 0):
+        to_float = True
+    arrays = [_array(v) for v in operands]
+    with np.errstate(all="ignore"):
+        if e.fn in ("and", "or", "not"):
+            arrays = [a.astype(np.bool_) for a in arrays]
+        elif kinds or to_float:
+            common = np.result_type(*kinds) if kinds else dtype
+            arrays = [a.astype(common, copy=False) for a in arrays]
+        elif spec.result == "number" and not (e.fn == "where" and all(a.dtype.kind == "b" for a in arrays)):
+            arrays = [a.astype(np.int64, copy=False) for a in arrays]
+        if e.fn == "where":
+            arrays.insert(0, _array(values[0]).astype(np.bool_))
+        result = np.asarray(spec.run(*arrays))
+    return cast(_Value, result.item()) if weak else result
+
+
+def _array(value: _Value) -> Array:
+    wide = isinstance(value, int) and not -(2**63) <= value < 2**63
+    return np.asarray(float(value) if wide else value)

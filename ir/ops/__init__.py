@@ -1,0 +1,28 @@
+"""The operator table: one module a family, one class or row an operator."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from ..errors import UnsupportedError
+from ..operator import Operator
+from . import attention, elementwise, linalg, norm, reduce, shape
+
+__all__ = ["OPERATORS", "operator"]
+
+_FAMILIES = (elementwise, reduce, linalg, shape, norm, attention)
+
+OPERATORS = MappingProxyType({op.name: op for family in _FAMILIES for op in family.OPS})
+"""Operator name → operator."""
+
+
+def operator(name: str) -> Operator:
+    """The operator called ``name``. Raises UnsupportedError with near names."""
+    try:
+        return OPERATORS[name]
+    except KeyError:
+        import difflib
+
+        near = difflib.get_close_matches(name, OPERATORS)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UnsupportedError(f"there is no operator called {name}{hint}") from None

@@ -1,0 +1,45 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ..operator import Array, Call, Operator, Run, Sample
+from ..types import TensorType
+
+
+class MatMul(Operator):
+    """z[..., i, j] = sum_k x[..., i, k] y[..., k, j], leading axes broadcast; a vector is a row on the left and a
+    column on the right (as numpy.matmul)."""
+
+    name = "matmul"
+    inputs = ("x", "y")
+
+    def infer(self, call: Call) -> TensorType:
+        dtype = call.same_dtype()
+        x, y = call.type(0).shape, call.type(1).shape
+        if not x or not y:
+            raise call.error("needs operands of rank 1 or more")
+        inner = y[-2] if len(y) > 1 else y[0]
+        call.same_dim(x[-1], inner, "the inner dimensions must agree")
+        lead = call.broadcast(x[:-2], y[:-2])
+        return TensorType(dtype, (*lead, *x[-2:-1], *((y[-1],) if len(y) > 1 else ())))
+
+    def evaluate(self, run: Run, *inputs: Any) -> Array:
+        x, y = inputs
+        if x.dtype.itemsize == 2:
+            return np.matmul(x.astype(np.float32), y.astype(np.float32)).astype(x.dtype)
+        return np.asarray(np.matmul(x, y))
+
+    def samples(self) -> Iterable[Sample]:
+        a = np.arange(24, dtype=np.float32).reshape(2, 3, 4) / 7
+        yield Sample((a, a.reshape(2, 4, 3)))
+        yield Sample((a, a[0].T))
+        yield Sample((a, np.arange(4, dtype=np.float32)))
+        yield Sample((np.arange(3, dtype=np.float32), a))
+
+
+OPS: tuple[Operator, ...] = (MatMul(),)

@@ -1,0 +1,202 @@
+"""Reductions, cumulative sums and softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..attributes import Attr
+from ..builder import Builder
+from ..graph import Value
+from ..operator import Array, Call, Operator, Run, Sample, normalise_axis
+from ..types import DType, TensorType
+
+_X = np.array([[1.5, -2.0, 0.25], [3.0, 0.5, -1.0]], np.float32)
+
+
+class Reduce(Operator):
+    """y = the elements of x along ``axes`` (none given: all) brought together; ``keepdims`` leaves size 1."""
+
+    inputs = ("x",)
+    attributes: ClassVar[Mapping[str, Attr]] = {"axes": Attr("int*", None), "keepdims": Attr("bool", False)}
+
+    def __init__(self, name: str, fn: Callable[..., Any], doc: str, domain: str = "number") -> None:
+        self.name = name
+        self.__doc__ = doc
+        self.fn = fn
+        self.domain = domain
+
+    def infer(self, call: Call) -> TensorType:
+        x = call.type(0)
+        if (x.dtype is DType.BOOL) != (self.domain == "bool"):
+            raise call.error(f"needs {self.domain} operands")
+        axes = reduced_axes(call.attr("axes"), x.rank, call)
+        if call.attr("keepdims"):
+            return x.with_shape(tuple(1 if i in axes else d for i, d in enumerate(x.shape)))
+        return x.with_shape(tuple(d for i, d in enumerate(x.shape) if i not in axes))
+
+    def evaluate(self, run: Run, *inputs: Any) -> Array:
+        x = inputs[0]
+        axes = run.attrs["axes"]
+        axis = tuple(range(x.ndim)) if axes is None else tuple(axes)
+        result = self.fn(x, axis=axis, keepdims=run.attrs["keepdims"])
+        return np.asarray(result).astype(x.dtype, copy=False)
+
+    def samples(self) -> Iterable[Sample]:
+        x = _X > 0 if self.domain == "bool" else _X
+        yield Sample((x,))
+        yield Sample((x,), {"axes": (-1,), "keepdims": True})
+        yield Sample((x,), {"axes": (0,)})
+
+
+def reduced_axes(axes: tuple[int, ...] | None, rank: int, call: Call) -> frozenset[int]:
+    """The axes of a reduction counted from the front; all for None. Raises ShapeError for one named twice."""
+    if axes is None:
+        return frozenset(range(rank))
+    found = [normalise_axis(call, a, rank) for a in axes]
+    if len(set(found)) != len(found):
+        raise call.error("an axis is named twice")
+    return frozenset(found)
+
+
+_REDUCE = (
+    Reduce("reduce_sum", np.sum, "y = the sum along the axes"),
+    Reduce("reduce_mean", np.mean, "y = the arithmetic mean along the axes"),
+    Reduce("reduce_max", np.max, "y = the largest element along the axes"),
+    Reduce("reduce_min", np.min, "y = the smallest element along the axes"),
+    Reduce("reduce_prod", np.prod, "y = the product along the axes"),
+    Reduce("reduce_all", np.all, "y = whether all elements hold", "bool"),
+    Reduce("reduce_any", np.any, "y = whether any element holds", "bool"),
+)
+
+
+class ArgReduce(Operator):
+    """y = the position (int64) of the largest or smallest element along ``axis``; of equals the first, or the last
+    with ``last``."""
+
+    inputs = ("x",)
+    attributes: ClassVar[Mapping[str, Attr]] = {
+        "axis": Attr("int", -1),
+        "keepdims": Attr("bool", False),
+        "last": Attr("bool", False),
+    }
+
+    def __init__(self, name: str, fn: Callable[..., Any]) -> None:
+        self.name = name
+        self.fn = fn
+
+    def infer(self, call: Call) -> TensorType:
+        x, axis = call.type(0), call.axis()
+        kept: tuple[Any, ...] = (1,) if call.attr("keepdims") else ()
+        return TensorType(DType.INT64, x.shape[:axis] + kept + x.shape[axis + 1 :])
+
+    def evaluate(self, run: Run, *inputs: Any) -> Array:
+        x, axis = inputs[0], run.attrs["axis"]
+        if run.attrs["last"]:
+            found = x.shape[axis] - 1 - self.fn(np.flip(x, axis), axis=axis, keepdims=run.attrs["keepdims"])
+        else:
+            found = self.fn(x, axis=axis, keepdims=run.attrs["keepdims"])
+        return np.asarray(found, np.int64)
+
+    def samples(self) -> Iterable[Sample]:
+        x = np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 0.0]], np.float32)
+        yield Sample((x,))
+        yield Sample((x,), {"axis": 0, "keepdims": True, "last": True})
+
+
+class CumSum(Operator):
+    """y_t = the sum of x_s over s <= t along ``axis`` (s < t when ``exclusive``; from the end when ``reverse``)."""
+
+    name = "cumsum"
+    inputs = ("x",)
+    attributes: ClassVar[Mapping[str, Attr]] = {
+        "axis": Attr("int", -1),
+        "exclusive": Attr("bool", False),
+        "reverse": Attr("bool", False),
+    }
+
+    def infer(self, call: Call) -> TensorType:
+        call.axis()
+        return call.type(0)
+
+    def evaluate(self, run: Run, *inputs: Any) -> Array:
+        x, axis = inputs[0], run.attrs["axis"]
+        y = np.flip(x, axis) if run.attrs["reverse"] else x
+        total = np.cumsum(y, axis=axis, dtype=x.dtype)
+        if run.attrs["exclusive"]:
+            total = np.roll(total, 1, axis=axis)  # total - y would cancel
+            np.moveaxis(total, axis, 0)[:1] = 0
+        return np.asarray(np.flip(total, axis) if run.attrs["reverse"] else total)
+
+    def samples(self) -> Iterable[Sample]:
+        for exclusive in (False, True):
+            for reverse in (False, True):
+                yield Sample((np.arange(6).reshape(2, 3),), {"exclusive": exclusive, "reverse": reverse})
+
+
+def softmax(x: Array, axis: int = -1) -> Array:
+    """e^x normalised along an axis; a row of only -inf gives zeros."""
+    peak = np.max(x, axis=axis, keepdims=True, initial=-np.inf)
+    e = np.exp(x - np.where(np.isfinite(peak), peak, np.zeros_like(peak)))
+    total = np.sum(e, axis=axis, keepdims=True)
+    return np.asarray(e / np.where(total == 0, np.ones_like(total), total)).astype(x.dtype, copy=False)
+
+
+class Softmax(Operator):
+    """y_i = e^(x_i) / sum_j e^(x_j) along ``axis`` (Bridle 1990). A row of only -inf is 0/0: NaN, as IEEE has it."""
+
+    name = "softmax"
+    inputs = ("x",)
+    attributes: ClassVar[Mapping[str, Attr]] = {"axis": Attr("int", -1)}
+
+    def infer(self, call: Call) -> TensorType:
+        call.axis()
+        if not call.type(0).dtype.is_float:
+            raise call.error("needs float operands")
+        return call.type(0)
+
+    def evaluate(self, run: Run, *inputs: Any) -> Array:
+        x, axis = inputs[0], run.attrs["axis"]
+        e = np.exp(x - np.max(x, axis=axis, keepdims=True, initial=-np.inf))
+        return np.asarray(e / np.sum(e, axis=axis, keepdims=True)).astype(x.dtype, copy=False)
+
+    def decompose(self, b: Builder, inputs: Sequence[Value | None], attrs: Mapping[str, Any]) -> Sequence[Value]:
+        x = inputs[0]
+        assert x is not None
+        axes = (attrs["axis"],)
+        e = b("exp", b.sub(x, b("reduce_max", x, axes=axes, keepdims=True)))
+        return [b.div(e, b("reduce_sum", e, axes=axes, keepdims=True))]
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((_X,))
+        yield Sample((_X,), {"axis": 0})
+
+
+class LogSoftmax(Softmax):
+    """y_i = x_i - ln sum_j e^(x_j) along ``axis``."""
+
+    name = "log_softmax"
+
+    def evaluate(self, run: Run, *inputs: Any) -> Array:
+        x, axis = inputs[0], run.attrs["axis"]
+        shifted = x - np.max(x, axis=axis, keepdims=True, initial=-np.inf)
+        return np.asarray(shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))).astype(x.dtype)
+
+    def decompose(self, b: Builder, inputs: Sequence[Value | None], attrs: Mapping[str, Any]) -> Sequence[Value]:
+        x = inputs[0]
+        assert x is not None
+        axes = (attrs["axis"],)
+        shifted = b.sub(x, b("reduce_max", x, axes=axes, keepdims=True))
+        return [b.sub(shifted, b("log", b("reduce_sum", b("exp", shifted), axes=axes, keepdims=True)))]
+
+
+OPS: tuple[Operator, ...] = (
+    *_REDUCE,
+    ArgReduce("argmax", np.argmax),
+    ArgReduce("argmin", np.argmin),
+    CumSum(),
+    Softmax(),
+    LogSoftmax(),
+)
