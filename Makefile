@@ -1,4 +1,4 @@
-# make run    the example: what attention looks at in a few sentences
+# make run    fetch a real sentence encoder, compile it, compare it with the original
 # make test   the quick tests                  make test ARGS="-k mask"
 # make check  lint, format, types, quick tests
 # make slow   the slow tests

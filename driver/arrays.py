@@ -41,8 +41,10 @@ def read_feeds(graph: Graph, given: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"the input {twice[0]} is given twice")
         feeds |= found
     types = {v.name: v.type for v in graph.inputs}
-    return {name: _bfloat16(array) if name in types and str(types[name].dtype) == "bfloat16" else array
-            for name, array in feeds.items()}
+    return {
+        name: _bfloat16(array) if name in types and str(types[name].dtype) == "bfloat16" else array
+        for name, array in feeds.items()
+    }
 
 
 def _is_literal(text: str) -> bool:

@@ -36,13 +36,14 @@ WEIGHTS = "weights.safetensors"
 
 @dataclass
 class Contents:
-    """What an artifact holds. The graphs are parsed when asked for; their weights are memory-mapped."""
+    """What an artifact held when it was read. The graphs are parsed when asked for; their weights are memory-mapped."""
 
     folder: Path
     target: str
     options: Options
     report: Report
     version: str
+    _texts: Mapping[str, str] = field(repr=False)
     _weights: MappedWeights = field(repr=False)
 
     def program(self) -> Graph:
@@ -55,9 +56,7 @@ class Contents:
 
     def _graph(self, name: str) -> Graph:
         try:
-            return parse((self.folder / name).read_text(encoding="utf-8"), self._weights)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ArtifactError(f"{self.folder / name}: cannot be read: {error}") from error
+            return parse(self._texts[name], self._weights)
         except ArtifactError:
             raise
         except AttncError as error:
@@ -122,8 +121,7 @@ def write(
                 for name in sorted(_files(folder))
             },
             "weights": {
-                digest: {"file": p.file, "offset": p.offset, "nbytes": p.nbytes}
-                for digest, p in sorted(placed.items())
+                digest: {"file": p.file, "offset": p.offset, "nbytes": p.nbytes} for digest, p in sorted(placed.items())
             },
             "report": report.to_dict(),
         }
@@ -195,8 +193,16 @@ def _contents(path: Path, manifest: Mapping[str, Any]) -> Contents:
         Options(options["opset"], options["threads"], dict(options["extra"])),
         Report.from_dict(manifest["report"]),
         str(manifest["attnc"]),
+        {name: _read_text(path / name) for name in (PROGRAM, SOURCE)},
         MappedWeights(path, table),
     )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{path}: cannot be read: {error}") from error
 
 
 def _check_inside(path: Path, name: str) -> None:

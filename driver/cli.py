@@ -175,9 +175,7 @@ def _sizes(given: tuple[str, ...]) -> dict[str, int]:
 
 @cli.command("export", epilog=_EPILOG)
 @_model
-@click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path), help="The ONNX file, FILE.onnx."
-)
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The ONNX file, FILE.onnx.")
 @_opset
 @_common
 def export_command(model: str, output: Path, opset: int | None, as_json: bool) -> None:
@@ -186,4 +184,3 @@ def export_command(model: str, output: Path, opset: int | None, as_json: bool) -
 
     export_onnx(model, output, opset, progress_on_stderr())
     _emit({"file": str(output), "opset": opset}, f"written to {output}", as_json)
-

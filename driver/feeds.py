@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ..ir import DType, Graph, Node, TensorType, UsageError, Value, evaluate_dim
+from ..ir import Graph, Node, TensorType, UsageError, Value, evaluate_dim
 from ..ir.operator import Array
 
 __all__ = ["index_limits", "random_feeds", "size_choices"]
@@ -133,13 +133,6 @@ def _axis_size(node: Node, sizes: Mapping[str, int]) -> int | None:
         return min((evaluate_dim(d, sizes) for d in axes), default=None)
     except KeyError:
         return None
-
-
-def coarsest(graph: Graph) -> DType | None:
-    """The float dtype with the fewest digits among the graph's values; None when it has no floats."""
-    order = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
-    used = {v.dtype for v in graph.values.values()} | {s.type.dtype for s in graph.states.values()}
-    return next((dtype for dtype in order if dtype in used), None)
 
 
 def cases(graph: Graph, fixed: Mapping[str, int], seed: int) -> Iterator[tuple[dict[str, int], dict[str, Array]]]:

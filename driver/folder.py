@@ -39,7 +39,7 @@ def new_folder(path: Path, foreign: Foreign) -> Iterator[Path]:
     What stood at ``path`` is replaced in one step and survives every failure. Raises OutputError for every OSError.
     """
     check_replaceable(path, foreign)
-    path = Path(os.path.realpath(path))
+    asked, path = path, Path(os.path.realpath(path))
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     temporary, old = beside.with_suffix(".new"), beside.with_suffix(".old")
     made: list[Path] = []
@@ -54,7 +54,7 @@ def new_folder(path: Path, foreign: Foreign) -> Iterator[Path]:
         for folder in reversed(made):
             _remove_empty(folder)
         if isinstance(error, OSError):
-            raise _failure(path, error) from error
+            raise _failure(asked, error) from error
         raise
 
 

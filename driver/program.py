@@ -72,7 +72,7 @@ class Program:
 
         The inputs are ``feeds``, or random ones at a few values of the symbolic sizes, of which ``sizes`` fixes some
         by name (``batch=2``). ``tolerance`` is the largest relative difference; by default it follows from the
-        coarsest float dtype in the source: 1e-4 for float32.
+        coarsest float dtype that an output is computed in: 1e-4 for float32.
         """
         with self.session() as session:
             result = verify_program(session, self.source, feeds, seed, tolerance, sizes)

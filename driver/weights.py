@@ -82,9 +82,10 @@ class MappedWeights:
     """Constants of an artifact, memory-mapped read-only. Calling it with a digest and a type gives the tensor."""
 
     def __init__(self, folder: Path, table: Mapping[str, Placement]) -> None:
+        """Maps the files at once: what happens to the folder later does not matter. Raises ArtifactError."""
         self._folder = folder
         self._table = table
-        self._maps: dict[str, mmap.mmap] = {}
+        self._maps = {name: _map(folder / name) for name in sorted({place.file for place in table.values()})}
 
     def __call__(self, digest: str, type: TensorType) -> Tensor:
         """Raises ArtifactError when the table lacks the digest or its entry does not fit the type."""
@@ -94,16 +95,15 @@ class MappedWeights:
         shape = tuple(int(str(d)) for d in type.shape)
         if math.prod(shape) * type.dtype.numpy.itemsize != place.nbytes:
             raise ArtifactError(f"{self._folder}: the weight {digest} has {place.nbytes} bytes, which is not a {type}")
-        data = np.frombuffer(self._map(place.file), np.uint8, place.nbytes, place.offset)
+        data = np.frombuffer(self._maps[place.file], np.uint8, place.nbytes, place.offset)
         tensor = Tensor(data.view(type.dtype.numpy).reshape(shape))
         tensor.digest = digest  # the files' hashes have been checked: no need to read the data again
         return tensor
 
-    def _map(self, name: str) -> mmap.mmap:
-        if name not in self._maps:
-            try:
-                with (self._folder / name).open("rb") as file:
-                    self._maps[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except (OSError, ValueError) as error:
-                raise ArtifactError(f"{self._folder / name}: cannot be read: {error}") from error
-        return self._maps[name]
+
+def _map(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path}: cannot be read: {error}") from error

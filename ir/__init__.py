@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from .attributes import Attr, AttrValue
 from .builder import Builder
-from .dims import Dim, Shape, SymDim, at_least, dim_max, dim_min, evaluate_dim, parse_dim, product, substitute_dim
-from .dims import symbol, symbols
+from .dims import (
+    Dim,
+    Shape,
+    SymDim,
+    at_least,
+    dim_max,
+    dim_min,
+    evaluate_dim,
+    parse_dim,
+    product,
+    substitute_dim,
+    symbol,
+    symbols,
+)
 from .errors import (
     ArtifactError,
     AttncError,
@@ -25,6 +37,7 @@ from .graph import Graph, Node, Output, State, Use, Value
 from .maskset import MaskSet
 from .operator import Array, Call, Operator, Run, Sample
 from .ops import OPERATORS, operator
+from .samples import sample_graph
 from .tensor import Tensor
 from .text import parse, print_graph, print_node
 from .types import DType, TensorType, dtype_of
@@ -77,6 +90,7 @@ __all__ = [
     "print_graph",
     "print_node",
     "product",
+    "sample_graph",
     "substitute_dim",
     "symbol",
     "symbols",

@@ -64,7 +64,8 @@ class Builder:
         self, op: str, *inputs: Operand | None, names: Sequence[str] = (), regions: Sequence[Graph] = (), **attrs: Any
     ) -> tuple[Value, ...]:
         """Appends a node and gives all its results."""
-        like = next((v.dtype for v in inputs if isinstance(v, Value)), None)
+        dtypes = [v.dtype for v in inputs if isinstance(v, Value)]
+        like = next((d for d in dtypes if d is not DType.BOOL), DType.BOOL if dtypes else None)
         operands = [None if v is None else self.operand(v, like) for v in inputs]
         return self.graph.add(op, *operands, attrs=attrs, names=names, regions=regions, source=self.source)
 

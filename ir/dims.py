@@ -331,7 +331,8 @@ def dim_min(a: Dim, b: Dim) -> Dim:
 
 def product(dims: Iterable[Dim]) -> Dim:
     """The product of the dimensions, 1 for none."""
-    return reduce(_multiply, dims, 1)
+    start: Dim = 1
+    return reduce(_multiply, dims, start)
 
 
 def symbols(d: Dim) -> frozenset[str]:

@@ -29,8 +29,9 @@ def evaluate(
     """The outputs by name, in the graph's order.
 
     ``precision`` (float64) computes every float in that dtype. ``states`` holds the state tensors and is updated in
-    place when the run has ended: every read sees what a state was before the run, wherever it stands. ``observer`` sees every node with its results. Raises InputError for wrong feeds, and AttncError that names
-    the node when an operator fails.
+    place when the run has ended: every read sees what a state was before the run, wherever it stands. ``observer``
+    sees every node with its results. Raises InputError for wrong feeds, and AttncError that names the node when an
+    operator fails.
     """
     arrays = check_feeds(graph, feeds)
     held = states if states is not None else {}
@@ -162,9 +163,7 @@ def _run(
     for node in graph.nodes:
         operands = [None if v is None else fetch(v) for v in node.inputs]
         types = tuple(v.type for v in node.outputs)
-        run = Run(
-            node.attrs, types, sizes, precision, node.regions, context.states, context.writes, call_region
-        )
+        run = Run(node.attrs, types, sizes, precision, node.regions, context.states, context.writes, call_region)
         outputs = evaluate_node(node, run, operands)
         for result, array in zip(node.outputs, outputs, strict=True):
             bind_sizes(result.type, array.shape, sizes, f"{node.op.name} result {result.name}")

@@ -89,8 +89,10 @@ class ExprLowering:
         values = [a for a in args if isinstance(a, Value)]
         numbers = [a for a in args if not isinstance(a, Value)]
         is_float = any(v.dtype.is_float for v in values) or any(isinstance(n, float) for n in numbers)
-        like = next((v.dtype for v in values if v.dtype.is_float), self.dtype) if is_float else (
-            values[0].dtype if values else DType.INT64
+        like = (
+            next((v.dtype for v in values if v.dtype.is_float), self.dtype)
+            if is_float
+            else (values[0].dtype if values else DType.INT64)
         )
         if not is_float and len({v.dtype for v in values}) > 1:
             like = DType.INT64
@@ -170,7 +172,9 @@ class ExprLowering:
             stride = product(tensor.shape[axis + 1 :])
             term = b.cast(self._value(self._lower(part), DType.INT64), DType.INT64)
             if stride != 1:
-                factor = b.constant(np.int64(stride)) if isinstance(stride, int) else b("size", value=stride)
+                factor = (
+                    b.constant(np.asarray(stride, np.int64)) if isinstance(stride, int) else b("size", value=stride)
+                )
                 term = b.mul(term, factor)
             position = term if position is None else b.add(position, term)
         if position is None:

@@ -228,7 +228,7 @@ class Graph:
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
     def to_networkx(self) -> networkx.DiGraph[Any]:
-        """A ``networkx.DiGraph`` with nodes, inputs and outputs as vertices and values as edges (attribute ``values``)."""
+        """A ``networkx.DiGraph`` with nodes, inputs and outputs as vertices; an edge has the attribute ``values``."""
         from .view import to_networkx
 
         return to_networkx(self)

@@ -154,8 +154,6 @@ class Operator:
     regions: ClassVar[tuple[str, ...]] = ()
     has_effect: ClassVar[bool] = False
     """Whether the node matters even when nobody reads its results (a state is written)."""
-    reads_state: ClassVar[bool] = False
-    """Whether the results depend on more than the operands, so that two equal nodes may differ (a state is read)."""
 
     def infer(self, call: Call) -> TensorType | tuple[TensorType, ...]:
         """The types of the results. Raises ShapeError through ``call.error``."""

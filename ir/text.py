@@ -40,7 +40,7 @@ def _graph_lines(graph: Graph, word: str, indent: str) -> Iterator[str]:
     yield f"{indent}{word} @{quote_name(graph.name)}({inputs}) {{"
     inner = indent + "  "
     for state in graph.states.values():
-        initial = f" = {state.initial}" if state.initial is not None else ""
+        initial = f" = {_initial(state)}" if state.initial is not None else ""
         note = f"  # {state.description}" if state.description else ""
         yield f"{inner}state {quote_name(state.name)}: {state.type}{initial}{note}"
     for value in graph.constants:
@@ -52,6 +52,13 @@ def _graph_lines(graph: Graph, word: str, indent: str) -> Iterator[str]:
     results = ", ".join(f"{quote_name(o.name)} = {o.value}" for o in graph.outputs)
     yield f"{inner}return {results}".rstrip()
     yield indent + "}"
+
+
+def _initial(state: State) -> str:
+    """What a state begins as, with its type where the sizes of the state's do not say it."""
+    assert state.initial is not None
+    same = state.initial.type == state.type
+    return str(state.initial) if same else f"{state.initial.type} {state.initial}"
 
 
 def print_node(node: Node) -> str:
@@ -236,7 +243,11 @@ def _parse_state(scan: _Scan, data: Data) -> State:
     note = scan.rest.removeprefix("# ") if scan.rest else ""
     type_text, _, initial = body.partition(" = ")
     type = TensorType.parse(type_text)
-    return State(name, type, _tensor(initial.strip(), type, data) if initial else None, note)
+    if not initial:
+        return State(name, type, None, note)
+    own = re.fullmatch(r"(\w+\[[^\]]*\]) (.*)", initial.strip())
+    value = _tensor(own[2], TensorType.parse(own[1]), data) if own else _tensor(initial.strip(), type, data)
+    return State(name, type, value, note)
 
 
 def _tensor(text: str, type: TensorType, data: Data) -> Tensor:

@@ -67,8 +67,10 @@ def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
     if dtype is DType.BFLOAT16:
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype.value)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    plain: np.dtype[Any] = np.dtype(dtype.value)
+    return plain
 
 
 def dtype_of(array_dtype: Any) -> DType:

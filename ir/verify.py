@@ -77,11 +77,13 @@ def _types_are_right(graph: Graph) -> Iterator[Problem]:
         if len(inferred) != len(node.outputs):
             yield node, f"it has {len(node.outputs)} results, but {node.op.name} gives {len(inferred)}"
         for value, wanted in zip(node.outputs, inferred, strict=False):
-            if value.type.dtype != wanted.dtype or value.type.rank != wanted.rank:
-                yield node, f"{value} is said to be {value.type} but is {wanted}"
-            elif any(
-                a != b and isinstance(a, int) and isinstance(b, int)
-                for a, b in zip(value.type.shape, wanted.shape, strict=True)
+            if (
+                value.type.dtype != wanted.dtype
+                or value.type.rank != wanted.rank
+                or any(
+                    a != b and isinstance(a, int) and isinstance(b, int)
+                    for a, b in zip(value.type.shape, wanted.shape, strict=True)
+                )
             ):
                 yield node, f"{value} is said to be {value.type} but is {wanted}"
 
@@ -98,6 +100,11 @@ def _sizes_are_known(graph: Graph) -> Iterator[Problem]:
 
 
 def _states_are_right(graph: Graph) -> Iterator[Problem]:
+    for state in graph.states.values():
+        begins = state.initial.type if state.initial is not None else state.type
+        fits = begins.dtype is state.type.dtype and begins.rank == state.type.rank
+        if not fits or any(isinstance(d, int) and d != n for d, n in zip(state.type.shape, begins.shape, strict=True)):
+            yield None, f"the state {state.name} is {state.type}, but begins as {begins}"
     written: set[str] = set()
     for node in graph.nodes:
         for region in node.regions:

@@ -95,7 +95,7 @@ def _replace(graph: Graph, old: Value, new: Value) -> None:
 
 def _merge(graph: Graph, node: Node, seen: dict[object, Node], counts: Counter[str]) -> None:
     """Reads the results of an equal earlier node instead of this one's."""
-    if node.op.has_effect or node.op.reads_state or node.regions:
+    if node.op.has_effect or node.regions:
         return
     operands = [_identity(value) for value in node.inputs]
     if node.op.name in _COMMUTATIVE:

@@ -27,7 +27,7 @@ def folded(node: Node) -> tuple[Tensor, ...] | None:
 
     An iota stays: its formula says more than its numbers, to people and to the analysis of masks.
     """
-    if node.op.has_effect or node.op.reads_state or node.regions or node.op.name == "iota":
+    if node.op.has_effect or node.regions or node.op.name == "iota":
         return None
     if any(value.constant is None or value.constant.is_missing for value in node.operands):
         return None
@@ -42,7 +42,7 @@ def folded(node: Node) -> tuple[Tensor, ...] | None:
     try:
         arrays = evaluate_node(node, run, operands)
     except AttncError:
-        return None  # what fails now fails in every run: the run names the node
+        return None  # what needs a run (a size, a state), or fails in every run and is named there
     results = tuple(Tensor(np.array(array, order="C")) for array in arrays)
     fits = all(tensor.type == value.type for tensor, value in zip(results, node.outputs, strict=True))
     return results if fits else None

@@ -124,11 +124,9 @@ def _pow(e: Emitter, node: Node) -> Ref:
     base = type_for("Pow", x.dtype, e.dialect)
     if base is None:
         raise e.unsupported(f"ONNX's Pow does not take {x.dtype}")
-    exponent = y if y.dtype is x.dtype else e.cast(y, base) if y.dtype.is_float or not base.is_float else y
-    if x.dtype.is_integer and y.dtype.is_float:
-        exponent = y
-    used = [e.cast(x, base), e.cast(exponent, type_for("Pow", exponent.dtype, e.dialect) or base)]
-    return e.cast(e.node("Pow", *used, dtype=base), x.dtype)
+    wide = DType.FLOAT32 if y.dtype.is_float else DType.INT64
+    exponent = y if y.dtype is DType.FLOAT64 else e.cast(y, wide)
+    return e.cast(e.node("Pow", e.cast(x, base), exponent, dtype=base), x.dtype)
 
 
 def _where(e: Emitter, node: Node) -> Ref:

@@ -87,7 +87,7 @@ class Names:
 
 
 class Emitter:
-    """Writes the nodes of one graph, or of one region (``Emitter.child``)."""
+    """Writes the nodes of one graph or region."""
 
     def __init__(self, table: Mapping[str, Emission], dialect: Dialect, names: Names | None = None) -> None:
         self.table = table
@@ -98,17 +98,14 @@ class Emitter:
         self.sizes = Sizes(self)
         self.past: dict[str, Ref] = {}
         """State name → the input that holds it."""
-        self.present: dict[str, Ref] = {}
-        """State name → what the run writes into it."""
         self._refs: dict[Value, Ref] = {}
         self._wanted: dict[Value, str] = {}
         self._shared: set[str] = set()
         self._current: Node | None = None
-        self._prefix = ""
-
-    def child(self) -> Emitter:
-        """For a region: names and initialisers are shared, sizes and values are its own."""
-        return Emitter(self.table, self.dialect, self.names)
+        self._scope = ""
+        """What stands before the names of values: where in a decomposition or region they are."""
+        self._inside = False
+        """Whether a decomposition is being written, whose results do not have their final names yet."""
 
     # -- values ----------------------------------------------------------------------------------------------
 
@@ -122,6 +119,21 @@ class Emitter:
     def want(self, value: Value, name: str) -> None:
         """The name that ``value`` must get when it is made."""
         self._wanted[value] = name
+
+    def learn_state(self, name: str, type: TensorType) -> Ref:
+        """The input called ``name`` that holds a state."""
+        ref = Ref(name, type.dtype, type.shape)
+        self.sizes.learn(ref)
+        return self.share(ref)
+
+    def alias(self, value: Value, name: str) -> None:
+        """Makes sure that ``value`` can be read as ``name``."""
+        ref = self.ref(value)
+        if ref.name != name:
+            self.copy(ref, name)
+
+    def copy(self, ref: Ref, name: str) -> None:
+        self.nodes.append(helper.make_node("Identity", [ref.name], [name], name=self.names.unique(f"{name}/Identity")))
 
     def ref(self, value: Value) -> Ref:
         """The tensor of an IR value that has been made, or of a constant."""
@@ -207,7 +219,7 @@ class Emitter:
     def _base(self) -> str:
         if self._current is None or not self._current.outputs:
             return "size"
-        return self._prefix + self._current.output.name
+        return self._scope + self._current.output.name
 
     def _source(self) -> str:
         return self._current.source if self._current is not None else ""
@@ -267,12 +279,9 @@ class Emitter:
 
     def _name_result(self, value: Value, ref: Ref, fresh: list[onnx.NodeProto], renamed: dict[str, str]) -> None:
         """Gives the tensor ``ref`` the value's name: where the node at hand made it by renaming, else by a copy."""
-        wanted = self._wanted.get(value) or self.names.unique(self._prefix + value.name)
+        wanted = self._wanted.get(value) or self.names.unique(self._scope + value.name)
         if ref.name in self._shared or ref.name in renamed or not any(ref.name in n.output for n in fresh):
-            source = renamed.get(ref.name, ref.name)
-            self.nodes.append(
-                helper.make_node("Identity", [source], [wanted], name=self.names.unique(f"{wanted}/Identity"))
-            )
+            self.copy(Ref(renamed.get(ref.name, ref.name), ref.dtype), wanted)
         else:
             renamed[ref.name] = wanted
             for made in fresh:
@@ -280,7 +289,7 @@ class Emitter:
                     for position, name in enumerate(names):
                         if name == ref.name:
                             names[position] = wanted
-        if self._prefix:  # within a decomposition: the name may still change
+        if self._inside:
             self._refs[value] = Ref(wanted, value.dtype, value.shape)
             return
         self.bind(value, wanted)
@@ -289,26 +298,56 @@ class Emitter:
 
     def _decompose(self, node: Node) -> list[Ref]:
         """Writes the node's decomposition in its place."""
+
+        def build(b: Builder, inputs: Sequence[Value | None]) -> Sequence[Value]:
+            results = node.op.decompose(b, inputs, node.attrs)
+            if results is None:
+                raise self.unsupported(f"opset {self.dialect.opset} has nothing for it")
+            return results
+
+        return self.inline(node, build)
+
+    def inline(self, node: Node, build: Callable[[Builder, Sequence[Value | None]], Sequence[Value]]) -> list[Ref]:
+        """Writes the IR nodes that ``build`` makes of the operands of ``node``, and gives its results."""
         scratch = Graph(node.op.name)
         scratch.states = dict(node.graph.states)
         copies: list[Value | None] = []
         for operand in node.inputs:
             if operand is None:
                 copies.append(None)
-            elif operand.constant is not None:
-                copies.append(scratch.add_constant(operand.constant, operand.name and scratch.unique_name(operand.name)))
-            else:
-                copies.append(scratch.add_input(scratch.unique_name(operand.name), operand.type))
-        for value, copy in zip(node.inputs, copies, strict=True):
-            if value is not None and copy is not None:
-                self._refs[copy] = self.ref(value)
-        results = node.op.decompose(Builder(scratch, node.source), copies, node.attrs)
-        if results is None:
-            raise self.unsupported(f"opset {self.dialect.opset} has nothing for it")
-        outer, self._prefix = self._prefix, f"{self._base()}/"
+                continue
+            name = scratch.unique_name(operand.name) if operand.name else ""
+            constant = operand.constant
+            copy = scratch.add_input(name, operand.type) if constant is None else scratch.add_constant(constant, name)
+            self._refs[copy] = self.ref(operand)
+            copies.append(copy)
+        results = build(Builder(scratch, node.source), copies)
+        outer, self._inside = (self._inside, self._scope), True
+        self._scope = f"{self._base()}/"
         self.emit_all(scratch.nodes)
-        self._prefix = outer
+        self._inside, self._scope = outer
         return [self.ref(v) for v in results]
+
+    def region(self, graph: Graph, inputs: Sequence[Ref | None], name: str) -> onnx.GraphProto:
+        """A region as a subgraph. An input that is given a tensor reads it from the outer graph; the others are inputs
+        of the subgraph."""
+        child = Emitter(self.table, self.dialect, self.names)
+        child._scope = f"{self._base()}/{name}/"
+        own = []
+        for value, ref in zip(graph.inputs, inputs, strict=True):
+            if ref is None:
+                own.append(value_info(self.names.unique(child._scope + value.name), value.type))
+                child.bind(value, own[-1].name)
+            else:
+                child.bind(value, self.share(ref).name)
+        child.emit_all(graph.nodes)
+        outputs = []
+        for output in graph.outputs:
+            # A copy: a subgraph's result must be made in it, and each under its own name.
+            result = self.names.unique(f"{child._scope}{output.name}/result")
+            child.copy(child.ref(output.value), result)
+            outputs.append(value_info(result, output.value.type))
+        return helper.make_graph(child.nodes, f"{self._base()}/{name}", own, outputs, value_info=child.value_infos)
 
 
 def _constant_name(data: Tensor) -> str:

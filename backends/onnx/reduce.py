@@ -54,12 +54,7 @@ def _cumsum(e: Emitter, node: Node) -> Ref:
     axis = e.number(node.attr("axis") % len(x.shape), DType.INT64)
     attrs = {"exclusive": int(node.attr("exclusive")), "reverse": int(node.attr("reverse"))}
     wide = e.cast(x, DType.INT64) if x.dtype is DType.BOOL else x
-    # The axis is an int64 too: keep it away from the cast of the operand.
-    return e.cast(_with_axis(e, "CumSum", wide, axis, attrs), x.dtype)
-
-
-def _with_axis(e: Emitter, op_type: str, x: Ref, axis: Ref, attrs: dict[str, int]) -> Ref:
-    return e.compute(op_type, x, axis, **attrs)
+    return e.cast(e.compute("CumSum", wide, axis, **attrs), x.dtype)
 
 
 def _softmax(op_type: str) -> Emission:

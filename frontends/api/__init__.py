@@ -1,16 +1,17 @@
 """The Python graph API: any model of the literature in a few lines.
 
-    from attnc.frontends.api import Model, causal, dense, multi_head_attention
+from attnc.frontends.api import Model, causal, dense, multi_head_attention
 
-    model = Model("block")
-    x = model.input("x", "float32", ["batch", "seq", 64])
-    model.output("y", x + multi_head_attention(x, heads=4, mask=causal()))
-    graph = model.graph
+model = Model("block")
+x = model.input("x", "float32", ["batch", "seq", 64])
+model.output("y", x + multi_head_attention(x, heads=4, mask=causal()))
+graph = model.graph
 """
 
 from __future__ import annotations
 
 from .attention import MaskLike, attention, elu_plus_one, linear_attention
+from .control import scan
 from .functions import (
     abs,
     concat,
@@ -160,6 +161,7 @@ __all__ = [
     "rope",
     "rope_frequencies",
     "scaled_dot",
+    "scan",
     "sigmoid",
     "silu",
     "sin",

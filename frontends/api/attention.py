@@ -58,8 +58,8 @@ def attention(
 
     ``score``: one or several steps (``scaled_dot()`` by default; ``additive``, ``gaussian``, …, then ``softcap``,
     ``alibi``, a function ``lambda s, i, j, h: …`` or text). ``temperature`` divides the final score. ``sink``: a logit
-    [heads] that takes part in the softmax and gives nothing (Xiao et al. 2024). ``normalise``: "softmax", "sum" (weights
-    divided by their sum) or "none". ``tensors`` are the tensors that text reads. Raises ShapeError.
+    [heads] that takes part in the softmax and gives nothing (Xiao et al. 2024). ``normalise``: "softmax", "sum"
+    (weights divided by their sum) or "none". ``tensors`` are the tensors that text reads. Raises ShapeError.
     """
     model = q.model
     named = dict(tensors or {})
@@ -138,5 +138,3 @@ def linear_attention(
     result = attention(feature_map(q), feature_map(k), v, score=unscaled_dot(), mask=mask, normalise=normalise)
     assert isinstance(result, Tensor)
     return result
-
-

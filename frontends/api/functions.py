@@ -45,7 +45,7 @@ def _unary(name: str, formula: str) -> Callable[[Tensor], Tensor]:
     return function
 
 
-abs = _unary("abs", "|x|")  # noqa: A001 - the field's name
+abs = _unary("abs", "|x|")
 exp = _unary("exp", "e^x")
 log = _unary("log", "ln x")
 sqrt = _unary("sqrt", "the square root of x")

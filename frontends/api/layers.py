@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-
 from ...ir import Expr, ShapeError
 from . import functions as f
 from .attention import MaskLike, attention
@@ -173,5 +172,3 @@ def gru_cell(x: Tensor, state: Tensor, name: str = "gru") -> Tensor:
         reset = f.sigmoid(dense(x, hidden, "xr") + dense(state, hidden, "hr", bias=False))
         new = f.tanh(dense(x, hidden, "xn") + dense(reset * state, hidden, "hn", bias=False))
         return (1.0 - update) * new + update * state
-
-

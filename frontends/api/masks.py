@@ -53,9 +53,7 @@ class Mask:
     def __or__(self, other: Mask) -> Mask:
         if self.where is None and other.where is None:
             return Mask(self.set | other.set)
-        return Mask(
-            self.set | other.set, self.condition() | other.condition(), {**self.tensors, **other.tensors}
-        )
+        return Mask(self.set | other.set, self.condition() | other.condition(), {**self.tensors, **other.tensors})
 
     def __invert__(self) -> Mask:
         if self.where is None:

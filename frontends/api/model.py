@@ -62,7 +62,7 @@ class Model:
         self.parameters: dict[str, Tensor] = {}
         self.captures: dict[Tensor, Tensor] = {}
         self._captured: dict[Value, Tensor] = {}
-        self._scopes: list[str] = []
+        self._scopes: list[str] = list(parent._scopes) if parent else []
         self._loads: dict[str, Tensor] = {}
         self._builder = Builder(self._graph, self.place)
 
@@ -152,13 +152,11 @@ class Model:
         """Any operator of the IR; the first result. Numbers take the dtype of the first tensor."""
         return self.multi(name, *inputs, **attrs)[0]
 
-    def multi(self, name: str, *inputs: Operand | None, regions: Sequence[Graph] = (), **attrs: Any) -> tuple[
-        Tensor, ...
-    ]:
+    def multi(
+        self, name: str, *inputs: Operand | None, regions: Sequence[Graph] = (), **attrs: Any
+    ) -> tuple[Tensor, ...]:
         """Any operator of the IR; all results."""
-        operands: list[Value | Number | None] = [
-            self.own(x).value if isinstance(x, Tensor) else x for x in inputs
-        ]
+        operands: list[Value | Number | None] = [self.own(x).value if isinstance(x, Tensor) else x for x in inputs]
         return tuple(Tensor(self, v) for v in self._builder.multi(name, *operands, regions=regions, **attrs))
 
     def own(self, tensor: Tensor) -> Tensor:
@@ -189,7 +187,9 @@ class Model:
             if known.value is own.value:
                 return name
         base = "".join(c if c.isalnum() or c == "_" else "_" for c in own.name.rsplit(".", 1)[-1]) or "t"
-        base = base if base.isidentifier() and base not in _RESERVED else f"{base}_" if base in _RESERVED else f"t_{base}"
+        base = (
+            base if base.isidentifier() and base not in _RESERVED else f"{base}_" if base in _RESERVED else f"t_{base}"
+        )
         name, number = base, 1
         while name in self._loads:
             name, number = f"{base}_{number}", number + 1

@@ -57,8 +57,9 @@ class Rope:
     magnitude: float = 1.0
 
     @classmethod
-    def of(cls, width: int, theta: float = 10000.0, *, partial: float = 1.0, interleaved: bool = False,
-           scaling: Any = None) -> Rope:
+    def of(
+        cls, width: int, theta: float = 10000.0, *, partial: float = 1.0, interleaved: bool = False, scaling: Any = None
+    ) -> Rope:
         """The usual: ``partial`` is the share of the width that turns (GPT-NeoX 0.25), ``scaling`` one of the
         ``…_scaling`` functions' results."""
         turned = int(width * partial)
@@ -78,9 +79,7 @@ def rope(x: Tensor, how: Rope, positions: Tensor | None = None) -> Tensor:
     tables = [f(angle) if how.magnitude == 1.0 else f(angle) * how.magnitude for f in (cos, sin)]
     turned = 2 * len(how.frequencies)
     rotary: Dim | None = None if turned == x.shape[-1] else turned
-    return x.op(
-        "rope", *(t.cast(x.dtype) for t in tables), interleaved=how.interleaved, rotary_dim=rotary
-    )
+    return x.op("rope", *(t.cast(x.dtype) for t in tables), interleaved=how.interleaved, rotary_dim=rotary)
 
 
 def linear_scaling(factor: float) -> Any:
@@ -110,8 +109,9 @@ def llama3_scaling(factor: float, low: float, high: float, original_length: int)
     return scale
 
 
-def yarn_scaling(factor: float, original_length: int, fast: float = 32, slow: float = 1,
-                 magnitude: float | None = None) -> Any:
+def yarn_scaling(
+    factor: float, original_length: int, fast: float = 32, slow: float = 1, magnitude: float | None = None
+) -> Any:
     """YaRN (Peng et al. 2023): a ramp between pairs that turn more than ``fast`` times in the original length (kept)
     and fewer than ``slow`` times (slowed by ``factor``); sine and cosine grow by 0.1 ln(factor) + 1."""
 

@@ -161,9 +161,9 @@ def combine(
     score: ScoreLike | Sequence[ScoreLike] | None, tensors: Mapping[str, Tensor]
 ) -> tuple[Score, Expr, dict[str, Tensor]]:
     """The product, the expression of s for all steps behind it, and every tensor read."""
-    items = [] if score is None else list(score) if isinstance(score, Sequence) and not isinstance(score, str) else [
-        score
-    ]
+    items = (
+        [] if score is None else list(score) if isinstance(score, Sequence) and not isinstance(score, str) else [score]
+    )
     steps = [as_score(item, tensors) for item in items]
     if not steps or not steps[0].is_product:
         steps.insert(0, scaled_dot())

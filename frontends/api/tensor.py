@@ -54,9 +54,9 @@ class Tensor:
         """The operator ``name`` of the IR with this tensor as its first operand."""
         return self.model.op(name, self, *others, **attrs)
 
-    def _binary(self, name: str, other: Any, swapped: bool = False) -> Tensor:
+    def _binary(self, name: str, other: Operand, swapped: bool = False) -> Tensor:
         if not isinstance(other, Tensor | int | float):
-            return NotImplemented
+            raise ShapeError(f"{name} takes a tensor and a tensor or number, not {other!r}, at {self.model.place()}")
         return self.model.op(name, other, self) if swapped else self.model.op(name, self, other)
 
     def __add__(self, other: Operand) -> Tensor:

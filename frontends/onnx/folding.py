@@ -25,7 +25,7 @@ class FoldingBuilder(Builder):
         outputs = super().multi(op, *inputs, names=names, regions=regions, **attrs)
         node = outputs[0].producer
         assert node is not None
-        foldable = node.operands and not node.regions and not node.op.has_effect and not node.op.reads_state
+        foldable = node.operands and not node.regions and not node.op.has_effect
         if not foldable or not all(_is_small(v) for v in outputs) or not all(_is_folded(v) for v in node.operands):
             return outputs
         arrays = [None if v is None or v.constant is None else v.constant.array for v in node.inputs]

@@ -35,8 +35,7 @@ def import_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Graph:
     """See ``load_onnx``."""
     model = open_model(source)
     functions = {(f.domain, f.name): f for f in model.proto.functions}
-    opsets = {entry.domain.replace("ai.onnx", "") if entry.domain == "ai.onnx" else entry.domain: entry.version
-              for entry in model.proto.opset_import}  # fmt: skip
+    opsets = {_plain(entry.domain): entry.version for entry in model.proto.opset_import}
     _check_operators(model, functions, opsets)
     sizes = Sizes()
     tensors: dict[str, Tensor] = {}
@@ -58,10 +57,6 @@ class _Conflict(Exception):
         self.error = error
 
 
-def _domain(node: NodeProto) -> str:
-    return "" if node.domain == "ai.onnx" else node.domain
-
-
 def _check_operators(
     model: Model, functions: Mapping[tuple[str, str], FunctionProto], opsets: Mapping[str, int]
 ) -> None:
@@ -72,12 +67,12 @@ def _check_operators(
     while pending:
         nodes, versions = pending.pop()
         for node in nodes:
-            key = (_domain(node), node.op_type)
+            key = (_plain(node.domain), node.op_type)
             if key in functions:
                 if key not in seen:
                     seen.add(key)
                     function = functions[key]
-                    pending.append((function.node, {e.domain: e.version for e in function.opset_import}))
+                    pending.append((function.node, {_plain(e.domain): e.version for e in function.opset_import}))
             elif key not in HANDLERS and not has_body(node, versions.get(key[0], 0)):
                 missing[key] += 1
     if missing:
@@ -108,6 +103,8 @@ class _Importer:
         self.graph = Graph(_identifier(model.proto.graph.name))
         self.builder = FoldingBuilder(self.graph)
         self.depth = 0
+        self.settled: set[Value] = set()
+        """Values that have the name they keep."""
 
     # -- the graph as a whole --------------------------------------------------------------------------------
 
@@ -153,6 +150,7 @@ class _Importer:
                 raise ModelError(f"{self.model.label}: two inputs are called {value.name}")
             type = TensorType(element_type(tensor.elem_type, what), tuple(dims))
             names[value.name] = Item.of_value(self.graph.add_input(value.name, type))
+        self.settled.update(self.graph.inputs)
 
     def _add_initialisers(self, proto: GraphProto, names: Names) -> None:
         for tensor in proto.initializer:
@@ -187,12 +185,13 @@ class _Importer:
         prefix: str,
     ) -> None:
         own = node.name or next((name for name in node.output if name), "unnamed")
-        source = f"{prefix}{own} ({node.op_type})"
+        path = f"{prefix}{own}"
+        source = f"{path} ({node.op_type})"
         items = [names[name] if name else None for name in node.input]
         given = _bind_attributes(node, attributes)
         try:
             with self.builder.at(source):
-                results = self._results(node, items, given, names, opsets, source, attributes)
+                results = self._results(node, items, given, names, opsets, path, attributes)
         except _Conflict:
             raise
         except ShapeError as error:
@@ -210,7 +209,7 @@ class _Importer:
             if name and item is None:
                 raise UnsupportedError(f"{self.model.label}: node {source}: the output {name} is not supported")
             if name and item is not None:
-                names[name] = self._named(item, f"{prefix}{name}")
+                names[name] = self._named(item, f"{prefix}{name}", f"{path}/")
         missing = [name for name in node.output[len(results) :] if name]
         if missing:
             raise ModelError(f"{self.model.label}: node {source}: there is no output {', '.join(missing)}")
@@ -222,13 +221,13 @@ class _Importer:
         given: Mapping[str, AttributeProto],
         names: Names,
         opsets: Mapping[str, int],
-        source: str,
+        path: str,
         attributes: Mapping[str, AttributeProto],
     ) -> list[Item | None]:
-        domain = _domain(node)
+        domain = _plain(node.domain)
         key = (domain, node.op_type)
         if key in self.functions:
-            return self._call(self.functions[key], node, items, given, source)
+            return self._call(self.functions[key], items, given, path)
         if domain not in opsets:
             raise ModelError(f"its domain {domain or 'ai.onnx'} has no version in opset_import")
         version = opsets[domain]
@@ -236,7 +235,7 @@ class _Importer:
         def inline(graph: GraphProto) -> list[Item]:
             inner: Names = ChainMap({}, names)  # type: ignore[arg-type]
             self._add_inner_initialisers(graph, inner)
-            self._run_nodes(graph.node, inner, opsets, attributes, f"{source}/")
+            self._run_nodes(graph.node, inner, opsets, attributes, f"{path}/")
             return [inner[output.name] for output in graph.output]
 
         context = Context(
@@ -252,7 +251,7 @@ class _Importer:
             body = find_body(node, version, [None if item is None else item.type for item in items])
             if body is None:
                 raise UnsupportedError("attnc does not know this use of the operator")
-            return self._call(body, node, items, given, source)
+            return self._call(body, items, given, path)
         if results is None or isinstance(results, Value | Item):
             results = [results]
         return [Item.of_value(r) if isinstance(r, Value) else r for r in results]
@@ -288,10 +287,9 @@ class _Importer:
     def _call(
         self,
         function: FunctionProto,
-        node: NodeProto,
         items: Sequence[Item | None],
         given: Mapping[str, AttributeProto],
-        source: str,
+        path: str,
     ) -> list[Item | None]:
         """The results of a function's body on ``items``."""
         if self.depth >= _DEEPEST:
@@ -309,7 +307,7 @@ class _Importer:
         self.depth += 1
         try:
             opsets = {_plain(e.domain): e.version for e in function.opset_import}
-            self._run_nodes(body, inner, opsets, attributes, f"{source}/")
+            self._run_nodes(body, inner, opsets, attributes, f"{path}/")
         finally:
             self.depth -= 1
         return [inner.get(name) for name in function.output]
@@ -320,12 +318,15 @@ class _Importer:
 
     # -- values ----------------------------------------------------------------------------------------------
 
-    def _named(self, item: Item, name: str) -> Item:
-        """The item under its ONNX name; a value that has a name of its own already keeps it."""
-        if item.value is None:
+    def _named(self, item: Item, name: str, inner: str) -> Item:
+        """The item under its ONNX name. A value that this node made takes it, one that it passed on keeps its own."""
+        value = item.value
+        if value is None:
             return item if item.name else Item(name, item.dtype, item.shape, None, item.tensor, item.content)
-        if item.value.name and _is_made_up(item.value.name):
-            self.graph.rename(item.value, name)
+        made_here = value not in self.settled or (value.producer is not None and value.name.startswith(inner))
+        if value.name and made_here:
+            self.graph.rename(value, name)
+        self.settled.add(value)
         return item
 
     def _realise(self, item: Item) -> Value:
@@ -335,6 +336,7 @@ class _Importer:
             else:
                 assert item.content is not None
                 item.value = self._build(item.content, item)
+            self.settled.add(item.value)
         return item.value
 
     def _build(self, content: Content, item: Item) -> Value:
@@ -353,12 +355,6 @@ class _Importer:
             ]
             joined = parts[0] if len(parts) == 1 else b("concat", *parts, axis=0)
             return b.cast(b.reshape(joined, content.shape), item.dtype)
-
-
-def _is_made_up(name: str) -> bool:
-    """Whether the graph chose the name: v3, c, c_2."""
-    stem = name[1:]
-    return (name[0] == "v" and stem.isdigit()) or name == "c" or (name[:2] == "c_" and name[2:].isdigit())
 
 
 def _bind_attributes(node: NodeProto, outer: Mapping[str, AttributeProto]) -> dict[str, AttributeProto]:

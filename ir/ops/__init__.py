@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from ..errors import UnsupportedError
 from ..operator import Operator
-from . import attention, elementwise, linalg, norm, reduce, shape
+from . import attention, control, elementwise, linalg, norm, position, recurrent, reduce, shape, state
 
 __all__ = ["OPERATORS", "operator"]
 
-_FAMILIES = (elementwise, reduce, linalg, shape, norm, attention)
+_FAMILIES = (elementwise, reduce, linalg, shape, norm, attention, position, state, control, recurrent)
 
-OPERATORS = MappingProxyType({op.name: op for family in _FAMILIES for op in family.OPS})
+OPERATORS: Mapping[str, Operator] = MappingProxyType({op.name: op for family in _FAMILIES for op in family.OPS})
 """Operator name → operator."""
 
 

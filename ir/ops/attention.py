@@ -13,7 +13,7 @@ from ..dims import SymDim, symbols
 from ..expr import Expr, Load, evaluate, is_boolean, parse, variables, walk
 from ..exprlower import ExprLowering
 from ..graph import Value
-from ..maskset import MaskSet
+from ..maskset import MaskSet, causal
 from ..operator import Array, Call, Operator, Run, Sample
 from ..types import DType, TensorType
 
@@ -64,8 +64,9 @@ class Attention(Operator):
         for axis, what in ((0, "batch"), (1, "the heads of k and v"), (2, "the numbers of keys and values")):
             call.same_dim(k.shape[axis], v.shape[axis], what)
         heads, groups = q.shape[1], k.shape[1]
-        if heads != groups and not (isinstance(heads, int) and isinstance(groups, int) and groups > 0
-                                    and heads % groups == 0):
+        if heads != groups and not (
+            isinstance(heads, int) and isinstance(groups, int) and groups > 0 and heads % groups == 0
+        ):
             raise call.error(f"{heads} query heads are not a multiple of {groups} key heads")
         _check_expressions(call)
         out = TensorType(dtype, (*q.shape[:3], v.shape[3]))
@@ -125,6 +126,8 @@ class Attention(Operator):
         q, k, v = (b.cast(x, wide) for x in (q, k, v))
         if heads != groups:
             k, v = (_repeat_heads(b, x, heads) for x in (k, v))
+        if _is_linear(attrs, q, k):
+            return [b.cast(_running_sums(b, q, k, v, attrs), dtype)]
         grid = (*q.shape[:3], k.shape[2])
         sizes = {"n": q.shape[2], "m": k.shape[2]}
         lowering = ExprLowering(b, AXES, grid, {}, sizes, tensors, wide)
@@ -132,7 +135,12 @@ class Attention(Operator):
             s = b.matmul(q, b.transpose(k, (0, 1, 3, 2)))
         else:
             five = ExprLowering(
-                b, (*AXES, "d"), (*grid, q.shape[3]), {"q": b.unsqueeze(q, 3), "k": b.unsqueeze(k, 2)}, sizes, tensors,
+                b,
+                (*AXES, "d"),
+                (*grid, q.shape[3]),
+                {"q": b.unsqueeze(q, 3), "k": b.unsqueeze(k, 2)},
+                sizes,
+                tensors,
                 wide,
             )
             terms = b.expand(five.value(attrs["inner"]), five.grid)
@@ -166,12 +174,18 @@ class Attention(Operator):
         lengths = np.array([2, 0])
         yield Sample(
             (q, k, v, slopes, lengths),
-            {"score": "s + slopes[h] * (j - i)", "where": "j < lengths[b]", "sink": "slopes[h] - 1",
-             "loads": ("slopes", "lengths")},
+            {
+                "score": "s + slopes[h] * (j - i)",
+                "where": "j < lengths[b]",
+                "sink": "slopes[h] - 1",
+                "loads": ("slopes", "lengths"),
+            },
         )
         w = rng.normal(size=8).astype(np.float32)
         yield Sample((q, k, v, w), {"inner": "w[d] * tanh(q + k)", "loads": ("w",)})
         yield Sample((abs(q), abs(k), v), {"normalise": "sum", "mask": "j <= i"})
+        yield Sample((abs(q), abs(k[:, :, :3]), v[:, :, :3]), {"normalise": "sum", "mask": "j <= i", "scale": 0.5})
+        yield Sample((abs(q), abs(k), v), {"normalise": "sum"})
         yield Sample((q, k, v), {"normalise": "none", "mask": "j <= i", "weights": True})
 
 
@@ -266,6 +280,31 @@ def _lower_normalise(
 def _divide_rows(b: Builder, x: Value, total: Value) -> Value:
     one = b.constant(np.ones((), x.dtype.numpy))
     return b.div(x, b("where", b("equal", total, 0.0), one, total))
+
+
+def _is_linear(attrs: Mapping[str, Any], q: Value, k: Value) -> bool:
+    """Whether the weights are the products q·k themselves, over all keys or over those up to the query's own."""
+    mask: MaskSet | None = attrs["mask"]
+    plain = attrs["inner"] == DOT and attrs["score"] == SCORE and attrs["where"] is None and not attrs["weights"]
+    if not plain or attrs["normalise"] == "softmax":
+        return False
+    return mask is None or mask.is_all or (q.shape[2] == k.shape[2] and mask.same_set(causal()))
+
+
+def _running_sums(b: Builder, q: Value, k: Value, v: Value, attrs: Mapping[str, Any]) -> Value:
+    """sum_j (q_i·k_j) v_j = q_i (sum_j k_j v_jᵀ): the sum in brackets runs along the keys, so that time is linear in
+    the length (Katharopoulos et al. 2020, equations 9 to 12)."""
+    q = b.mul(q, float(attrs["scale"]))
+    if attrs["mask"] is None or attrs["mask"].is_all:
+        top = b.matmul(q, b.matmul(b.transpose(k, (0, 1, 3, 2)), v))
+        total = b("reduce_sum", k, axes=(2,), keepdims=True)
+    else:
+        sums = b("cumsum", b.mul(b.unsqueeze(k, 4), b.unsqueeze(v, 3)), axis=2)
+        top = b.reshape(b.matmul(b.unsqueeze(q, 3), sums), (*q.shape[:3], v.shape[3]))
+        total = b("cumsum", k, axis=2)
+    if attrs["normalise"] == "none":
+        return top
+    return _divide_rows(b, top, b("reduce_sum", b.mul(q, total), axes=(-1,), keepdims=True))
 
 
 def _repeat_heads(b: Builder, x: Value, heads: int | SymDim) -> Value:

@@ -214,7 +214,7 @@ class Pow(Operator):
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_POSITIVE.astype(np.float32), np.array([0.5, 2, -1], np.float32)))
-        yield Sample((_X.astype(np.float32), np.float32(2)[None]))
+        yield Sample((_X.astype(np.float32), np.array([2], np.float32)))
 
 
 class Where(Operator):
@@ -230,10 +230,10 @@ class Where(Operator):
         return TensorType(call.same_dtype(1, 2), shape)
 
     def evaluate(self, run: Run, *inputs: Any) -> Array:
-        return np.where(inputs[0], inputs[1], inputs[2])
+        return np.asarray(np.where(inputs[0], inputs[1], inputs[2]))
 
     def samples(self) -> Iterable[Sample]:
-        yield Sample((_X > 0, _X.astype(np.float32), np.float32(-np.inf)[None]))
+        yield Sample((_X > 0, _X.astype(np.float32), np.array([-np.inf], np.float32)))
 
 
 class Cast(Operator):

@@ -30,8 +30,8 @@ class MatMul(Operator):
 
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         x, y = inputs
-        if x.dtype.itemsize == 2:
-            return np.matmul(x.astype(np.float32), y.astype(np.float32)).astype(x.dtype)
+        if x.dtype.itemsize == 2 and x.dtype.kind not in "iu":  # a half precision
+            return np.asarray(np.matmul(x.astype(np.float32), y.astype(np.float32)).astype(x.dtype))
         return np.asarray(np.matmul(x, y))
 
     def samples(self) -> Iterable[Sample]:

@@ -133,16 +133,9 @@ class Slice(Operator):
             if not 0 <= axis < x.rank:
                 raise call.error(f"axis {axis} is out of range for rank {x.rank}")
             start, size, step = starts[position], sizes[position], steps[position] if steps else 1
-            last = start + (size - 1) * step
-            for end in (start, last):
-                if (
-                    isinstance(end, int)
-                    and isinstance(x.shape[axis], int)
-                    and size != 0
-                    and not (
-                        0 <= end < x.shape[axis]  # type: ignore[operator]
-                    )
-                ):
+            extent = x.shape[axis]
+            for end in (start, start + (size - 1) * step):
+                if isinstance(end, int) and isinstance(extent, int) and size != 0 and not 0 <= end < extent:
                     raise call.error(f"position {end} is outside axis {axis} of size {x.shape[axis]}")
             shape[axis] = size
         return x.with_shape(tuple(shape))
@@ -186,7 +179,7 @@ class Pad(Operator):
         return np.pad(inputs[0], widths, constant_values=inputs[1])
 
     def samples(self) -> Iterable[Sample]:
-        yield Sample((_X[0], np.float32(-1)), {"before": (1, 0), "after": (0, 2)})
+        yield Sample((_X[0], np.array(-1, np.float32)), {"before": (1, 0), "after": (0, 2)})
 
 
 class Gather(Operator):
@@ -208,7 +201,7 @@ class Gather(Operator):
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X, np.array([[0, 2], [-1, 1]])), {"axis": 1})
-        yield Sample((_X, np.int64(1)))
+        yield Sample((_X, np.array(1)))
 
 
 def _check_indices(call: Call, position: int) -> None:

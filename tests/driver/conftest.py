@@ -106,7 +106,7 @@ broken = attnc_fake:NoSuchClass
 wrong = attnc_fake:Evaluating
 """
 
-MODEL = '''
+MODEL = """
 import numpy as np
 from attnc import Builder, DType, Graph, TensorType, symbol
 
@@ -141,7 +141,7 @@ def bad_shapes():
     graph = Graph()
     x = graph.add_input("x", TensorType(DType.FLOAT32, (3, 4)))
     return Builder(graph).matmul(x, x)
-'''
+"""
 
 
 @pytest.fixture(scope="session")

@@ -179,7 +179,9 @@ def test_states() -> None:
 
 def test_report_round_trips_and_reads(fake: str, graph: Graph) -> None:
     report = attnc.compile(graph, fake, verify=True).report
-    report.attentions.append(AttentionReport("l0", 8, 2, 64, 0.125, "{[b,h,i,j] : j <= i}", "causal", "tanh(s)", ("bias",)))
+    report.attentions.append(
+        AttentionReport("l0", 8, 2, 64, 0.125, "{[b,h,i,j] : j <= i}", "causal", "tanh(s)", ("bias",))
+    )
     report.caches.append(CacheReport("k0", "float32[b, 0, 64]", "causal"))
     report.refusals.append(RefusalReport("cache", "node 3", "it leaks"))
     report.differences["odd"] = Difference(float("inf"), float("inf"), 1e-4, 3)
@@ -228,6 +230,9 @@ def test_verification(fake: str, graph: Graph, feeds: Feeds) -> None:
     assert program.verify(feeds).ok
     assert program.verify(seed=1).differences != result.differences
     assert not program.verify(tolerance=0.0).ok
+    assert {name: d.tolerance for name, d in result.differences.items()} == {
+        "probs": 1e-4, "best/1": 1e-4, "half": 2e-2,
+    }  # fmt: skip
     with pytest.raises(UsageError, match="no size called length; it has: batch, seq"):
         program.verify(length=3)
     with pytest.raises(UsageError, match="at least 1"):

