@@ -30,7 +30,7 @@ def read_feeds(graph: Graph, given: Sequence[str]) -> dict[str, Any]:
     feeds: dict[str, Any] = {}
     for item in given:
         name, equals, value = item.partition("=")
-        if equals and any(v.name == name for v in graph.inputs) or not item.endswith(".npz"):
+        if (equals and any(v.name == name for v in graph.inputs)) or not item.endswith(".npz"):
             if not equals:
                 raise UsageError(f"an input is given as name=file.npy, name=[JSON] or file.npz, not {item!r}")
             found = {name: _literal(name, value) if _is_literal(value) else _load(Path(value), name)}
@@ -81,7 +81,10 @@ def _load_archive(path: Path) -> dict[str, Array]:
 
 def _np_load(path: Path, what: str) -> Any:
     try:
-        return np.load(path, allow_pickle=False)
+        if zipfile.is_zipfile(path) or path.suffix != ".npz":
+            return np.load(path, allow_pickle=False)
+        path.open("rb").close()  # says so when there is no such file
+        raise ValueError("it is not an archive")
     except FileNotFoundError:
         raise InputError(f"{what}there is no file {path}") from None
     except OSError as error:

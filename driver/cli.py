@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from ..ir import UsageError
 from . import artifact, pipeline
 from .arrays import check_results_folder, read_feeds, write_results
 from .compile import compile_graph
-from .group import EXIT_CODES, AttncGroup
+from .group import EXIT_CODES, TERMINATED, AttncGroup
 from .inspect import describe, describe_artifact
 from .program import open_program
 from .progress import progress_on_stderr
@@ -41,7 +43,10 @@ def _common(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _emit(data: Any, text: str, as_json: bool) -> None:
-    click.echo(json.dumps(data, indent=1, ensure_ascii=False) if as_json else text.rstrip("\n"))
+    said = json.dumps(data, indent=1, ensure_ascii=False) + "\n" if as_json else text.rstrip("\n") + "\n"
+    # Piece by piece: of one large write into a pipe whose reader has gone, Python may not notice the failure.
+    for start in range(0, len(said), 1 << 15):
+        click.echo(said[start : start + (1 << 15)], nl=False)
 
 
 @click.group(cls=AttncGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,7 +56,8 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command line and exits with its code."""
+    """Runs the command line and exits with its code. Being told to end cleans up as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     cli.main(prog_name="attnc")
 
 
@@ -145,7 +151,7 @@ def verify_command(out: Path, seed: int, tolerance: float | None, sizes: tuple[s
     """Compare the artifact OUT with the model it was compiled from, in float64, on random inputs."""
     program = open_program(out)
     with progress_on_stderr()("comparing with the model in float64"):
-        result = program.verify(seed=seed, tolerance=tolerance, **_sizes(sizes))
+        result = program.verify(None, seed, tolerance, **_sizes(sizes))
     data = {
         "ok": result.ok,
         "cases": result.cases,

@@ -11,7 +11,7 @@ from .load import load
 from .program import Program
 from .report import Report, attentions_of
 from .targets import find_backend
-from .weights import tensors_of
+from .weights import large_tensors
 
 __all__ = ["compile", "compile_graph"]
 
@@ -75,7 +75,7 @@ def compile_graph(
 
 def _check_data(graph: Graph) -> None:
     """Raises ModelError when the text of a graph was read without the data of its large constants."""
-    missing = [tensor for tensor in tensors_of([graph]).values() if tensor.is_missing]
+    missing = [tensor for tensor in large_tensors(graph) if tensor.is_missing]
     if missing:
         raise ModelError(
             f"the graph {graph.name} has {len(missing)} constants that are known by digest only, the first a "

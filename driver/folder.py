@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..ir import OutputError
 
-__all__ = ["check_replaceable", "new_file", "new_folder"]
+__all__ = ["check_replaceable", "new_folder"]
 
 Foreign = Callable[[Path], str | None]
 """Says why a folder may not be replaced, or None when it holds nothing but what we wrote."""
@@ -55,23 +55,6 @@ def new_folder(path: Path, foreign: Foreign) -> Iterator[Path]:
             _remove_empty(folder)
         if isinstance(error, OSError):
             raise _failure(asked, error) from error
-        raise
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """A path to write a file at, which is then moved to ``path``. Raises OutputError for every OSError."""
-    if path.is_dir():
-        raise OutputError(f"cannot write {path}: it is a folder")
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.new")
-    try:
-        yield temporary
-        os.replace(temporary, target)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _failure(path, error) from error
         raise
 
 

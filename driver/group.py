@@ -13,9 +13,10 @@ import click
 
 from ..ir import AttncError
 
-__all__ = ["INTERRUPTED", "AttncGroup"]
+__all__ = ["EXIT_CODES", "INTERRUPTED", "TERMINATED", "AttncGroup"]
 
 INTERRUPTED = 130
+TERMINATED = 143
 
 EXIT_CODES = """\b
 Exit codes:
@@ -28,7 +29,7 @@ Exit codes:
   6    a target that is not installed or cannot work on this machine
   7    an artifact that is incomplete or was altered
   8    an output that could not be written; nothing is left half-written
-  130  interrupted with Ctrl-C"""
+  130  interrupted with Ctrl-C (143: told to end)"""
 
 
 class AttncGroup(click.Group):
@@ -41,16 +42,16 @@ class AttncGroup(click.Group):
         prog_name: str | None = None,
         complete_var: str | None = None,
         standalone_mode: bool = True,
-        windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
         given = list(sys.argv[1:] if args is None else args)
         as_json, trace = "--json" in given, "--traceback" in given
         try:
-            code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
+            code: Any = super().main(given, prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
         except click.ClickException as error:
-            hint = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
+            context = error.ctx if isinstance(error, click.UsageError) else None
+            hint = "" if context is None else f" (see {context.command_path} --help)"
             code = _fail(error, error.format_message() + hint, error.exit_code, as_json)
         except (click.Abort, KeyboardInterrupt) as error:
             if trace and not isinstance(error, click.Abort):

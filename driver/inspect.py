@@ -11,7 +11,7 @@ from ..passes.base import Pass
 from . import artifact, pipeline
 from .load import load
 from .report import Report, attentions_of
-from .weights import tensors_of
+from .weights import large_tensors
 
 __all__ = ["describe", "describe_artifact"]
 
@@ -45,7 +45,7 @@ def describe(
     )
     report.add_refusals(outcome.refusals)
     counts = ", ".join(f"{count} {name}" for name, count in report.operators_after.items()) or "none"
-    weights = sum(tensor.nbytes for tensor in tensors_of([source]).values())
+    weights = sum(tensor.nbytes for tensor in large_tensors(source))
     text = f"{model}: graph {source.name}\n{_interface_text(data)}weights: {_bytes(weights)}\n{report.text()}"
     text += f"operators after the passes: {counts}\n"
     return {"model": model, **data, "weight_bytes": weights, "report": report.to_dict()}, text

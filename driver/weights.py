@@ -13,7 +13,7 @@ import numpy as np
 from ..backends.base import Placement
 from ..ir import ArtifactError, DType, Graph, Tensor, TensorType
 
-__all__ = ["MappedWeights", "tensors_of", "write_safetensors"]
+__all__ = ["MappedWeights", "large_tensors", "tensors_of", "write_safetensors"]
 
 _CODES = {
     DType.FLOAT64: "F64",
@@ -34,16 +34,22 @@ _CODES = {
 _ALIGNMENT = 64
 
 
+def large_tensors(graph: Graph) -> list[Tensor]:
+    """The tensors whose data the text of a graph does not show: constants and what states begin as. Not hashed."""
+    inner = [region for node in graph.walk() for region in node.regions]
+    found = []
+    for one in (graph, *inner):
+        constants = [value.constant for value in one.constants]
+        found += [*constants, *(state.initial for state in one.states.values())]
+    return [tensor for tensor in found if tensor is not None and not tensor.is_inline]
+
+
 def tensors_of(graphs: Iterable[Graph]) -> dict[str, Tensor]:
-    """By digest the tensors whose data the text of the graphs does not show: constants and what states begin as."""
+    """The large tensors of the graphs by digest."""
     found: dict[str, Tensor] = {}
     for graph in graphs:
-        inner = [region for node in graph.walk() for region in node.regions]
-        for one in (graph, *inner):
-            constants = [value.constant for value in one.constants]
-            for tensor in (*constants, *(state.initial for state in one.states.values())):
-                if tensor is not None and not tensor.is_inline:
-                    found.setdefault(tensor.digest, tensor)
+        for tensor in large_tensors(graph):
+            found.setdefault(tensor.digest, tensor)
     return found
 
 

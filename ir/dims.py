@@ -13,7 +13,7 @@ import math
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 
 from .errors import ParseError
 
@@ -236,7 +236,9 @@ def _floordiv(a: Dim, b: Dim) -> Dim:
     if exact is not None:
         return exact
     whole, rest = _split(a, b)
-    return _add(whole, _atom("//", rest, b)) if rest != 0 else whole
+    if isinstance(rest, int) and isinstance(b, int):
+        return _add(whole, rest // b)
+    return _add(whole, _atom("//", rest, b))
 
 
 def _mod(a: Dim, b: Dim) -> Dim:
@@ -262,7 +264,7 @@ def _split(a: Dim, b: Dim) -> tuple[Dim, Dim]:
             term = _make({monomial: coefficient})
             quotient = _exact(term, b)
             whole, rest = (_add(whole, quotient), rest) if quotient is not None else (whole, _add(rest, term))
-    return (whole, 0) if isinstance(rest, int) and isinstance(b, int) and 0 <= rest < b else (whole, rest)
+    return whole, rest
 
 
 def _atom_low(atom: Atom) -> int | None:
@@ -284,8 +286,11 @@ def _atom_low(atom: Atom) -> int | None:
 
 def lower_bound(d: Dim) -> int | None:
     """A number that ``d`` never falls below while every symbol is at least 1; None when none is found."""
-    if isinstance(d, int):
-        return d
+    return d if isinstance(d, int) else _lower_bound(d)
+
+
+@lru_cache(maxsize=1 << 16)
+def _lower_bound(d: SymDim) -> int | None:
     shifted: Dim = 0
     for monomial, coefficient in d.terms:
         term: Dim = coefficient

@@ -18,7 +18,7 @@ def sample_graph(
     op: Operator, sample: Sample, sizes: Mapping[int, Dim] | None = None
 ) -> tuple[Graph, dict[str, Array]]:
     """The graph that applies ``op`` to the sample's inputs, and feeds for it. Sizes in ``sizes`` become the symbols
-    given there, in the inputs and in attributes that are dimensions. Raises ShapeError where the operator does not fit."""
+    given there, in the inputs and in attributes that are dimensions. Raises ShapeError where the operator refuses."""
     symbolic = sizes or {}
     graph = Graph(op.name)
     operands: list[Value | None] = []

@@ -1,7 +1,8 @@
 """One spelling for what means the same: constants folded, identities dropped, equal nodes merged, dead ones removed.
 
 One walk in execution order does it, because every rule looks only at operands, which have been rewritten by then.
-No bit of any result changes.
+No bit of any value changes, with one reservation: a folded constant lies in row-major order where the value before
+may have been a view (a transposed weight), and a product may then be summed in another order, as BLAS sees fit.
 """
 
 from __future__ import annotations
@@ -64,9 +65,13 @@ def _rewrite(graph: Graph, node: Node, constants: _Constants, counts: Counter[st
     while True:
         results = folded(node)
         if results is not None:
-            for value, tensor in zip(node.outputs, results, strict=True):
-                _replace(graph, value, constants.value(graph, tensor, value.name))
+            made = [constants.value(graph, tensor) for tensor in results]
+            for value, (constant, _) in zip(node.outputs, made, strict=True):
+                graph.replace_uses(value, constant)
             graph.remove(node)
+            for value, (constant, is_new) in zip(node.outputs, made, strict=True):
+                if is_new:
+                    graph.rename(constant, value.name)
             counts["folded"] += 1
             return None
         size = len(graph)
@@ -80,17 +85,12 @@ def _rewrite(graph: Graph, node: Node, constants: _Constants, counts: Counter[st
             return node
         counts["simplified"] += 1
         name = node.output.name
-        _replace(graph, node.output, replacement)
+        graph.replace_uses(node.output, replacement)
         graph.remove(node)
         if len(graph) < size or replacement.producer is None:
             return None
         graph.rename(replacement, name)
         node = replacement.producer
-
-
-def _replace(graph: Graph, old: Value, new: Value) -> None:
-    if old is not new:
-        graph.replace_uses(old, new)
 
 
 def _merge(graph: Graph, node: Node, seen: dict[object, Node], counts: Counter[str]) -> None:
@@ -134,14 +134,15 @@ class _Constants:
         candidates.append(value)
         return value
 
-    def value(self, graph: Graph, tensor: Tensor, name: str) -> Value:
-        """A value of ``graph`` for ``tensor``: an old one with this content, else a new one."""
+    def value(self, graph: Graph, tensor: Tensor) -> tuple[Value, bool]:
+        """A value of ``graph`` for ``tensor``, and whether it is a new one that has a name: no old one has this
+        content, and scalars go without names."""
         if not tensor.type.shape:
-            return graph.add_constant(tensor)
+            return graph.add_constant(tensor), False
         for other in self._by_sample.get(_sample(tensor), []):
             if other.constant == tensor:
-                return other
-        return self.same(graph.add_constant(tensor, name))
+                return other, False
+        return self.same(graph.add_constant(tensor)), True
 
 
 def _sample(tensor: Tensor) -> object:

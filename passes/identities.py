@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..ir import AttrValue, DType, Graph, Node, ShapeError, Value
-from ..ir.ops.elementwise import Binary, Pow, Where
 from ..ir.operator import Array
+from ..ir.ops.elementwise import Binary, Pow, Where
 
 __all__ = ["rules"]
 
@@ -131,11 +131,14 @@ def _widens(source: DType, target: DType) -> bool:
         return False
     if source.is_float:
         return target.is_float and _digits(source) <= _digits(target) and _exponent(source) <= _exponent(target)
-    signed = source.value.startswith("int")
-    digits = source.bits - signed
+    digits = source.bits - _is_signed(source)
     if target.is_float:
         return digits <= _digits(target)
-    return (target.value.startswith("int") or not signed) and digits <= target.bits - target.value.startswith("int")
+    return (_is_signed(target) or not _is_signed(source)) and digits <= target.bits - _is_signed(target)
+
+
+def _is_signed(dtype: DType) -> bool:
+    return dtype.numpy.kind == "i"
 
 
 def _digits(dtype: DType) -> int:

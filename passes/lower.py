@@ -42,7 +42,7 @@ def _replace(graph: Graph, node: Node) -> list[Node]:
         values = node.op.decompose(Builder(graph, node.source), node.inputs, node.attrs)
     if values is None:
         place = f" at {node.source}" if node.source else ""
-        raise UnsupportedError(f"the operator {node.op.name}{place} is not supported and has no decomposition: {node!r}")
+        raise UnsupportedError(f"{node.op.name}{place} is not supported and has no decomposition: {node!r}")
     made: list[Node] = []
     last = node._previous
     while last is not None and last is not before:
@@ -50,16 +50,18 @@ def _replace(graph: Graph, node: Node) -> list[Node]:
         last = last._previous
     made.reverse()
     fresh = set(made)
-    names = [value.name for value in node.outputs]
-    for old, new in zip(node.outputs, values, strict=True):
+    olds = node.outputs
+    for old, new in zip(olds, values, strict=True):
         graph.replace_uses(old, new)
     graph.remove(node)
-    for name, new in zip(names, values, strict=True):
-        _keep_name(graph, new, name, fresh)
+    for old, new in zip(olds, values, strict=True):
+        if new.producer in fresh:  # an operand that is passed through keeps its name
+            _take_over(graph, new, old)
     return made
 
 
-def _keep_name(graph: Graph, value: Value, name: str, fresh: set[Node]) -> None:
-    """Names a result of the decomposition like the result it stands for; an operand passed through keeps its own."""
-    if value.producer in fresh and name not in graph.values:
-        graph.rename(value, name)
+def _take_over(graph: Graph, new: Value, old: Value) -> None:
+    """Gives a result of the decomposition the name and the type of the result it stands for."""
+    new.type = old.type
+    if old.name not in graph.values:
+        graph.rename(new, old.name)

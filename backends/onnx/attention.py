@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ...ir import Builder, DType, Expr, MaskSet, Node, Value
-from ...ir.expr import Call, Const, Var, loads, variables
+from ...ir import Builder, Dim, DType, Expr, MaskSet, Node, ParseError, Value, substitute_dim, symbol, symbols
+from ...ir.expr import Call, Const, Var, loads, variables, walk
 from ...ir.exprlower import ExprLowering
 from ...ir.ops.attention import AXES, DOT
 from .emitter import Emission, Emitter, Ref
@@ -56,20 +58,39 @@ def _plan(node: Node, dialect: Dialect) -> _Plan | None:
         return _Plan(bias=bias, softcap=softcap)
     if softcap:
         return None
-    n, m = (str(d) if isinstance(d, int) else name for d, name in ((q.shape[2], "n"), (k.shape[2], "m")))
-    sizes = {name: d for name, d in (("n", q.shape[2]), ("m", k.shape[2])) if isinstance(d, int)}
-    if not mask.substitute_params(sizes).every_row_has_key(n, m):
+    if not _every_query_sees_a_key(node, mask):
         return None
     if bias is None and q.shape[2] == k.shape[2] and mask.same_set(MaskSet("j <= i")):
         return _Plan(is_causal=True)
     return _Plan(mask=mask, bias=bias)
 
 
+def _every_query_sees_a_key(node: Node, mask: MaskSet) -> bool:
+    """Proves it for all sizes: those of states may be 0, the others are at least 1. False when there is no proof."""
+    q, k = node.inputs[0], node.inputs[1]
+    assert q is not None
+    assert k is not None
+    growing = {name for state in node.graph.states.values() for d in state.type.shape for name in symbols(d)}
+
+    def shown(d: Dim) -> str:
+        # Sets take every parameter to be at least 1, so a size that may be 0 is a parameter less 1.
+        return str(substitute_dim(d, {name: symbol(name) - 1 for name in growing}))
+
+    lengths = {"n": q.shape[2], "m": k.shape[2]}
+    condition = re.sub(r"^\[[^\]]*\] -> ", "", mask.text)
+    for_graph = {name: f"({shown(lengths.get(name, symbol(name)))})" for name in mask.params}
+    condition = re.sub(r"[A-Za-z_]\w*", lambda found: for_graph.get(found[0], found[0]), condition)
+    try:
+        return MaskSet(condition).every_row_has_key(shown(lengths["n"]), shown(lengths["m"]))
+    except ParseError:
+        return False  # a size that is no affine expression
+
+
 def _softcap(score: Expr) -> float:
     """c of ``c * tanh(s / c)``; 0 for any other score."""
     match score:
-        case Call(fn="mul", args=(Const(value=c), Call(fn="tanh", args=(Call(fn="div", args=(inner, Const(value=d))),)))):
-            return float(c) if inner == _S and c == d and c > 0 else 0.0
+        case Call(fn="mul", args=(Const(value=c), Call(fn="tanh", args=(Call(fn="div", args=(x, Const(value=d))),)))):
+            return float(c) if x == _S and c == d and c > 0 else 0.0
     return 0.0
 
 
@@ -97,8 +118,6 @@ _TOTAL = frozenset({"add", "sub", "mul", "neg", "abs", "min", "max", "tanh", "si
 
 def _is_finite(node: Node, bias: Expr) -> bool:
     """Whether the bias is a finite number everywhere: a row of only -inf would give NaN instead of zeros."""
-    from ...ir.expr import walk
-
     if any(isinstance(e, Call) and e.fn not in _TOTAL for e in walk(bias)):
         return False
     if any(isinstance(e, Const) and not np.isfinite(e.value) for e in walk(bias)):
@@ -121,7 +140,7 @@ def _attention(e: Emitter, node: Node) -> Ref:
     assert plan is not None
     q, k, v = (e.operand(node, position) for position in range(3))
     added = _added(e, node, plan)
-    attrs: dict[str, float | int] = {"scale": node.attr("scale")}
+    attrs: dict[str, Any] = {"scale": node.attr("scale")}
     if plan.is_causal:
         attrs["is_causal"] = 1
     if plan.softcap:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from ...ir import Node
+from ...ir import DType, Node, Value
 from .emitter import Emission, Emitter, Ref
+from .shape import zeros
 
 __all__ = ["EMISSIONS"]
 
@@ -28,14 +30,37 @@ def _loop(e: Emitter, node: Node) -> list[Ref]:
     carried, captures = values[: node.attr("carried")], values[node.attr("carried") :]
     body = e.region(node.regions[0], [None, None, *(None for _ in carried), *captures], "body")
     types = [v.dtype for v in node.outputs]
-    return e.multi("Loop", limit, condition, *carried, dtypes=types, body=body)
+    results = e.multi("Loop", limit, condition, *carried, dtypes=types, body=body)
+    return [
+        ref if position < len(carried) else _with_inner_sizes(e, ref, value)
+        for position, (ref, value) in enumerate(zip(results, node.outputs, strict=True))
+    ]
+
+
+def _with_inner_sizes(e: Emitter, scanned: Ref, value: Value) -> Ref:
+    """After no iteration at all a runtime does not know the sizes of what it would have stacked, and makes them 0."""
+    inner = value.shape[1:]
+    if not inner or not all(e.sizes.knows(d) and e.sizes.never_zero(d) for d in inner):
+        return scanned
+    have = e.node("Shape", scanned, dtype=DType.INT64)
+    if e.dialect.opset < 14:  # Reshape cannot say 0 yet
+        whole = e.node("Concat", e.node("Slice", have, e.ints([0]), e.ints([1])), e.sizes.vector(inner), axis=0)
+        before = e.ints([0] * len(value.shape))
+        return e.compute("Pad", scanned, e.node("Concat", before, e.node("Sub", whole, have), axis=0))
+    rows = e.node("Slice", have, e.ints([0]), e.ints([1]))
+    shape = e.node("Concat", rows, e.sizes.vector(inner), axis=0)
+    return e.node("Reshape", scanned, shape, allowzero=1)
 
 
 def _scan(e: Emitter, node: Node) -> list[Ref]:
     values = [e.ref(v) for v in node.operands]
+    states = node.attr("states")
+    axis = (node.attr("axes") or (0,))[0]
+    if node.operands[states].shape[axis] == 0:  # some runtimes refuse to scan over nothing
+        return [*values[:states], *(zeros(e, v.shape, v.dtype) for v in node.outputs[states:])]
     own = node.attr("states") + node.attr("sequences")
     body = e.region(node.regions[0], [*(None for _ in values[:own]), *values[own:]], "body")
-    attrs: dict[str, object] = {"num_scan_inputs": node.attr("sequences")}
+    attrs: dict[str, Any] = {"num_scan_inputs": node.attr("sequences")}
     lists = {
         "axes": "scan_input_axes",
         "reverse": "scan_input_directions",

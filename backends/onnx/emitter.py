@@ -351,9 +351,10 @@ class Emitter:
 
 
 def _constant_name(data: Tensor) -> str:
-    if data.shape or data.is_missing:
-        values = "x".join(str(v) for v in data.array.reshape(-1)) if 0 < data.size <= 4 else "x".join(map(str, data.shape))
-        return f"{data.dtype}_{values}" if data.size <= 4 else f"{data.dtype}_shape_{values}"
+    if data.shape:
+        if 0 < data.size <= 4:
+            return f"{data.dtype}_{'x'.join(str(v) for v in data.array.reshape(-1))}"
+        return f"{data.dtype}_shape_{'x'.join(map(str, data.shape))}"
     return f"{data.dtype}_{data}"
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from ...ir import DType, Node, Value
+from ...ir import Dim, DType, Node, Value
 from .emitter import Emission, Emitter, Ref, is_static
 from .kernels import Dialect, type_for
 from .shape import expand_to
@@ -12,45 +14,50 @@ from .shape import expand_to
 __all__ = ["EMISSIONS"]
 
 
-def _normalised(node: Node) -> tuple[object, ...]:
+def _normalised(node: Node) -> tuple[Dim, ...]:
     """The sizes of the axes that are normalised."""
-    x = node.inputs[0]
-    assert x is not None
+    x = node.output
     return tuple(x.shape[node.attr("axis") % x.type.rank :])
 
 
-def _fits(op_type: str, since: int) -> object:
+def _weight(node: Node, position: int) -> Value | None:
+    return node.inputs[position] if position < len(node.inputs) else None
+
+
+def _since(op_type: str, opset: int) -> Callable[[Node, Dialect], bool]:
     def when(node: Node, dialect: Dialect) -> bool:
         dtype = node.output.dtype
-        # The statistics of ONNX's operators are float32 whatever x is; the scale has to be written out in full.
-        if dialect.opset < since or dtype is DType.FLOAT64 or type_for(op_type, dtype, dialect) is None:
+        # ONNX's operators compute the statistics in float32, whatever x is.
+        if dialect.opset < opset or dtype is DType.FLOAT64 or type_for(op_type, dtype, dialect) is None:
             return False
-        return node.inputs[1:2] not in ((), (None,)) or is_static(_normalised(node))  # type: ignore[arg-type]
+        return _weight(node, 1) is not None or is_static(_normalised(node))
 
     return when
 
 
-def _scale(e: Emitter, node: Node, position: int, fill: float | None) -> Ref | None:
-    value: Value | None = node.inputs[position] if position < len(node.inputs) else None
-    shape = _normalised(node)
-    x = e.operand(node)
+def _scale(e: Emitter, node: Node, position: int) -> Ref | None:
+    """A weight in the full shape of the normalised axes, which some runtimes insist on."""
+    value = _weight(node, position)
     if value is None:
-        return None if fill is None else e.tensor(np.full(shape, fill), x.dtype)  # type: ignore[arg-type]
-    ref = e.ref(value)
-    return ref if value.shape == shape else expand_to(e, ref, shape)  # type: ignore[arg-type]
+        return None
+    shape = _normalised(node)
+    return e.ref(value) if value.shape == shape else expand_to(e, e.ref(value), shape)
 
 
-def _norm(op_type: str, has_bias: bool) -> object:
+def _norm(op_type: str, since: int) -> Emission:
     def emit(e: Emitter, node: Node) -> Ref:
         x = e.operand(node)
-        given = [x, _scale(e, node, 1, 1.0), _scale(e, node, 2, None) if has_bias else None]
-        attrs = {"axis": node.attr("axis"), "epsilon": node.attr("eps")}
-        return e.compute(op_type, *(r for r in given if r is not None), **attrs)
+        scale = _scale(e, node, 1)
+        if scale is None:
+            scale = e.tensor(np.ones([int(str(d)) for d in _normalised(node)]), x.dtype)
+        bias = _scale(e, node, 2)
+        weights = [scale] if bias is None else [scale, bias]
+        return e.compute(op_type, x, *weights, axis=node.attr("axis"), epsilon=node.attr("eps"))
 
-    return emit
+    return Emission(emit, _since(op_type, since))
 
 
 EMISSIONS: dict[str, Emission] = {
-    "layer_norm": Emission(_norm("LayerNormalization", True), _fits("LayerNormalization", 17)),  # type: ignore[arg-type]
-    "rms_norm": Emission(_norm("RMSNormalization", False), _fits("RMSNormalization", 23)),  # type: ignore[arg-type]
+    "layer_norm": _norm("LayerNormalization", 17),
+    "rms_norm": _norm("RMSNormalization", 23),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...ir import DType, Node
 from .emitter import Emission, Emitter, Ref
 
@@ -52,7 +54,7 @@ def _arg(op_type: str) -> Emission:
 def _cumsum(e: Emitter, node: Node) -> Ref:
     x = e.operand(node)
     axis = e.number(node.attr("axis") % len(x.shape), DType.INT64)
-    attrs = {"exclusive": int(node.attr("exclusive")), "reverse": int(node.attr("reverse"))}
+    attrs: dict[str, Any] = {"exclusive": int(node.attr("exclusive")), "reverse": int(node.attr("reverse"))}
     wide = e.cast(x, DType.INT64) if x.dtype is DType.BOOL else x
     return e.cast(e.compute("CumSum", wide, axis, **attrs), x.dtype)
 

@@ -11,7 +11,7 @@ from ...ir import Dim, DType, Node, SymDim
 from ...ir.dims import lower_bound
 from .emitter import Emission, Emitter, Ref, is_static, onnx_type
 
-__all__ = ["EMISSIONS", "expand_to", "reshape_to"]
+__all__ = ["EMISSIONS", "expand_to", "reshape_to", "zeros"]
 
 _END = 2**63 - 1
 _BEGIN = -(2**63)
@@ -23,17 +23,19 @@ def reshape_to(e: Emitter, x: Ref, shape: Sequence[Dim]) -> Ref:
     """The elements of ``x`` in another shape. A size that stays at its place is written 0, one other size -1, so that
     most reshapes need no size at run time."""
     if 0 in shape:  # no elements: 0 would mean "as it was" here
-        return _filled(e, shape, x.dtype)
+        return zeros(e, shape, x.dtype)
     plan: list[Dim] = [0 if k < len(x.shape) and d == x.shape[k] and isinstance(d, SymDim) else d
                        for k, d in enumerate(shape)]  # fmt: skip
     open_places = [k for k, d in enumerate(plan) if isinstance(d, SymDim)]
-    others_known = all(e.sizes.never_zero(d) for k, d in enumerate(shape) if k not in open_places[-1:])
-    if open_places and others_known:
-        # -1 in the place that costs most to compute.
-        plan[max(open_places, key=lambda k: len(str(plan[k])))] = -1
-    if all(e.sizes.never_zero(d) or p in (0, -1) for d, p in zip(shape, plan, strict=True)):
+    # -1 goes where it saves most: the size with the longest formula.
+    place = max(open_places, key=lambda k: len(str(plan[k])), default=None)
+    if place is not None and all(e.sizes.never_zero(d) for k, d in enumerate(shape) if k != place):
+        plan[place] = -1
+        open_places.remove(place)
+    if not open_places or all(e.sizes.never_zero(d) for d in shape):
         return e.node("Reshape", x, e.sizes.vector(plan), shape=shape)
     if e.dialect.opset >= 14:
+        # In full: -1 cannot be inferred beside a 0, and some runtimes would write it themselves without allowzero.
         return e.node("Reshape", x, e.sizes.vector(shape), shape=shape, allowzero=1)
     raise e.unsupported("a reshape to sizes that may be 0 needs opset 14")
 
@@ -45,8 +47,8 @@ def expand_to(e: Emitter, x: Ref, shape: Sequence[Dim]) -> Ref:
     return e.compute("Expand", x, e.sizes.vector(plan), shape=shape)
 
 
-def _filled(e: Emitter, shape: Sequence[Dim], dtype: DType) -> Ref:
-    """Zeros of a shape."""
+def zeros(e: Emitter, shape: Sequence[Dim], dtype: DType) -> Ref:
+    """Zeros (or false) of a shape."""
     zero = helper.make_tensor("value", onnx_type(dtype), [1], np.zeros(1, dtype.numpy).tobytes(), raw=True)
     return e.node("ConstantOfShape", e.sizes.vector(shape), dtype=dtype, shape=shape, value=zero)
 
@@ -84,8 +86,9 @@ def _slice(e: Emitter, node: Node) -> Ref:
         starts.append(start)
         ends.append(end)
     last = e.sizes.vector(ends)
-    unsure = [step < 0 and isinstance(d, SymDim) and (lower_bound(d) or 0) <= 0 for d, step in zip(ends, steps, strict=True)]
-    if any(unsure):
+    if any(
+        step < 0 and isinstance(d, SymDim) and (lower_bound(d) or 0) <= 0 for d, step in zip(ends, steps, strict=True)
+    ):
         negative = e.node("Less", last, e.ints([0]), dtype=DType.BOOL, shape=last.shape)
         last = e.node("Where", negative, e.ints([_BEGIN]), last, dtype=DType.INT64, shape=last.shape)
     return e.node("Slice", x, e.sizes.vector(starts), last, e.ints(axes), e.ints(steps))

@@ -33,6 +33,10 @@ class Sizes:
     def never_zero(self, d: Dim) -> bool:
         return d != 0 and not symbols(d) & self.may_be_zero
 
+    def knows(self, d: Dim) -> bool:
+        """Whether the size can be computed from what has been made so far."""
+        return symbols(d) <= self._origin.keys()
+
     def one(self, d: Dim) -> Ref:
         """A size as a vector of one element. Raises UnsupportedError for a symbol that no tensor shows."""
         if isinstance(d, int):
@@ -109,7 +113,7 @@ class Sizes:
         e = self._emitter
         if name not in self._origin:
             raise UnsupportedError(
-                f"the size {name} cannot be computed in ONNX: no input, state or result has an axis of exactly this size"
+                f"the size {name} cannot be computed in ONNX: no input, state or result has an axis of that size alone"
             )
         d = next(s for s in self._origin[name][0].shape if str(s) == name)
         if d in self._known:

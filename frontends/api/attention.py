@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, overload
 
 from ...ir import Expr, MaskSet, ShapeError
 from ...ir.expr import Var, loads
 from .functions import exp, relu
-from .masks import Mask, as_expr, mask_set, padding, visible
+from .masks import Mask, as_expr, mask_set, padding, visible, with_tensors
 from .scores import ScoreLike, combine
 from .tensor import Tensor
 
@@ -17,8 +18,9 @@ __all__ = ["MaskLike", "attention", "elu_plus_one", "linear_attention"]
 MaskLike = Mask | MaskSet | str | Tensor | Callable[..., Expr]
 
 
-def as_mask(item: MaskLike) -> Mask:
-    """A Mask; a set or its text; a bool or 0/1 tensor [batch, m] (padding) or [batch, heads, n, m]; a function."""
+def as_mask(item: MaskLike, batched: bool = True) -> Mask:
+    """A Mask; a set or its text; a bool or 0/1 tensor [batch, m] (padding; [n, m] where q has no batch) or
+    [batch, heads, n, m]; a function."""
     if isinstance(item, Mask):
         return item
     if isinstance(item, MaskSet):
@@ -27,7 +29,7 @@ def as_mask(item: MaskLike) -> Mask:
         return mask_set(item)
     if not isinstance(item, Tensor):
         return visible(item)
-    if item.ndim <= 2:
+    if item.ndim < 2 or (item.ndim == 2 and batched):
         return padding(item)
     index = tuple(
         Var(name) if size != 1 else as_expr(0) for name, size in zip("bhij"[4 - item.ndim :], item.shape, strict=True)
@@ -35,6 +37,38 @@ def as_mask(item: MaskLike) -> Mask:
     flags = item[index]
     condition = flags if item.dtype.value == "bool" else flags.ne(as_expr(0))
     return Mask(MaskSet.all(), condition, {item.model.load_name(item): item})
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    score: ScoreLike | Sequence[ScoreLike] | None = None,
+    mask: MaskLike | None = None,
+    temperature: float = 1.0,
+    sink: float | Tensor | Expr | None = None,
+    normalise: str = "softmax",
+    weights: Literal[False] = False,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    score: ScoreLike | Sequence[ScoreLike] | None = None,
+    mask: MaskLike | None = None,
+    temperature: float = 1.0,
+    sink: float | Tensor | Expr | None = None,
+    normalise: str = "softmax",
+    weights: Literal[True],
+    tensors: Mapping[str, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]: ...
 
 
 def attention(
@@ -64,7 +98,6 @@ def attention(
     model = q.model
     named = dict(tensors or {})
     product, change, read = combine(score, named)
-    read = named | read
     if product.project is not None:
         q = q @ product.project
     width = q.shape[-1]
@@ -73,11 +106,12 @@ def attention(
     scale = 1 / math.sqrt(int(str(width))) if product.scale == "root" else float(product.scale)
     if temperature != 1.0:
         change = change / temperature
-    seen = as_mask(mask) if mask is not None else None
+    seen = as_mask(mask, q.ndim > 2) if mask is not None else None
     if seen is not None:
         read |= seen.tensors
     where = seen.where if seen is not None else None
-    sink_expr = _sink(sink)
+    sink_expr, sink_read = _sink(sink, named)
+    read |= sink_read
     exprs = [e for e in (product.inner, change, where, sink_expr) if e is not None]
     names = list(dict.fromkeys(name for e in exprs for name in loads(e)))
     operands = [read[name] if name in read else model.loaded(name) for name in names]
@@ -107,11 +141,12 @@ def _four_axes(x: Tensor) -> Tensor:
     return x if x.ndim == 4 else x.reshape(*(x.shape[0], 1) if x.ndim == 3 else (1, 1), *x.shape[-2:])
 
 
-def _sink(sink: float | Tensor | Expr | None) -> Expr | None:
+def _sink(sink: float | Tensor | Expr | None, tensors: Mapping[str, Tensor]) -> tuple[Expr | None, dict[str, Tensor]]:
+    if sink is None:
+        return None, {}
     if isinstance(sink, Tensor):
-        read: Expr = sink[(Var("h"),)]
-        return read
-    return None if sink is None else as_expr(sink)
+        return sink[(Var("h"),)], {sink.model.load_name(sink): sink}
+    return with_tensors(sink, tensors)
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
@@ -135,6 +170,4 @@ def linear_attention(
     """
     from .scores import unscaled_dot
 
-    result = attention(feature_map(q), feature_map(k), v, score=unscaled_dot(), mask=mask, normalise=normalise)
-    assert isinstance(result, Tensor)
-    return result
+    return attention(feature_map(q), feature_map(k), v, score=unscaled_dot(), mask=mask, normalise=normalise)

@@ -108,7 +108,6 @@ def multi_head_attention(
         if how is not None:
             q, k = rope(q, how, positions), rope(k, how, positions)
         mixed = attention(q, k, v, mask=mask, score=score, temperature=temperature, sink=sink)
-        assert isinstance(mixed, Tensor)
         return dense(f.merge_heads(mixed), _width(x), "out", bias)
 
 

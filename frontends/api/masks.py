@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from inspect import signature
 
 from ...ir import Expr, MaskSet, ShapeError, maskset
-from ...ir.expr import Const, Var, call, parse
+from ...ir.expr import Const, Var, call, loads, parse, rename_loads
 from .tensor import Tensor
 
 __all__ = [
@@ -113,7 +113,7 @@ def dilated(step: int) -> Mask:
 def strided(stride: int) -> Mask:
     """i - j < stride or (i - j) mod stride = 0: the two strided heads of the Sparse Transformer in one (Child et al.
     2019); combine with ``causal()``."""
-    return Mask(maskset.window(stride) | maskset.dilated(stride))
+    return Mask(maskset.strided(stride))
 
 
 def padding(keys: Tensor) -> Mask:
@@ -146,14 +146,27 @@ def documents(queries: Tensor, keys: Tensor | None = None) -> Mask:
 def visible(condition: Callable[..., Expr] | str | Expr, tensors: Mapping[str, Tensor] | None = None) -> Mask:
     """Any condition on b, h, i, j, n, m: a function ``lambda i, j: (i + j) % 2 < 1`` whose arguments are named so, or
     text; tensors are read by ``lengths[b]`` in a function, and under their names in ``tensors`` in text."""
-    return Mask(MaskSet.all(), as_expr(condition), dict(tensors or {}))
+    expr, read = with_tensors(condition, tensors or {})
+    return Mask(MaskSet.all(), expr, read)
+
+
+def with_tensors(
+    item: Callable[..., Expr] | str | Expr | float, tensors: Mapping[str, Tensor]
+) -> tuple[Expr, dict[str, Tensor]]:
+    """The expression, and which of ``tensors`` it reads. Text names tensors as the caller likes: here each gets the
+    name that the model reads it under, so that two texts may use one name for two tensors."""
+    expr = as_expr(item)
+    if callable(item):
+        return expr, {}
+    names = {name: tensors[name].model.load_name(tensors[name]) for name in loads(expr) if name in tensors}
+    return rename_loads(expr, names), {names[name]: tensors[name] for name in names}
 
 
 def as_expr(item: Callable[..., Expr] | str | Expr | float, **known: Expr) -> Expr:
-    """An expression from text, from a function of index variables, or as it is."""
+    """An expression from text, from a function of index variables (those without a default), or as it is."""
     if isinstance(item, str):
         return parse(item)
     if callable(item):
-        names = list(signature(item).parameters)
+        names = [name for name, p in signature(item).parameters.items() if p.default is p.empty]
         return as_expr(item(**{name: known.get(name, Var(name)) for name in names}), **known)
     return item if isinstance(item, Expr) else Const(item)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import keyword
+import operator
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...ir import Builder, Dim, DType, Graph, ModelError, SymDim, TensorType, Value, dtype_of, parse_dim, verify
+from ...ir import (
+    Builder,
+    Dim,
+    DType,
+    Graph,
+    ModelError,
+    ShapeError,
+    SymDim,
+    TensorType,
+    Value,
+    dtype_of,
+    parse_dim,
+    verify,
+)
 from ...ir import Tensor as Constant
 from .tensor import Number, Operand, Shape, Tensor
 
@@ -88,7 +103,16 @@ class Model:
 
     def dim(self, size: Dim | str) -> Dim:
         """A dimension: a number, a dimension, or text such as ``"2*seq"``."""
-        return size if isinstance(size, int | SymDim) else parse_dim(size)
+        if isinstance(size, SymDim):
+            return size
+        if isinstance(size, str):
+            return parse_dim(size)
+        try:
+            if not isinstance(size, bool):
+                return operator.index(size)
+        except TypeError:
+            pass
+        raise ShapeError(f"a dimension is a whole number or text, not {size!r}, at {self.place()}")
 
     # -- parameters and constants ----------------------------------------------------------------------------
 
@@ -110,9 +134,7 @@ class Model:
         Raises ModelError when ``weights`` lacks it or has another shape.
         """
         full = self.full_name(name)
-        root = self
-        while root.parent is not None:
-            root = root.parent
+        root = self._root
         if full not in root.parameters:
             array = root._initial(full, tuple(int(d) for d in shape), init)
             value = root._graph.add_constant(Constant(array, root.dtype), full)
@@ -156,8 +178,23 @@ class Model:
         self, name: str, *inputs: Operand | None, regions: Sequence[Graph] = (), **attrs: Any
     ) -> tuple[Tensor, ...]:
         """Any operator of the IR; all results."""
+        inner = self._innermost(inputs)
+        if inner is not self:
+            return inner.multi(name, *inputs, regions=regions, **attrs)
         operands: list[Value | Number | None] = [self.own(x).value if isinstance(x, Tensor) else x for x in inputs]
         return tuple(Tensor(self, v) for v in self._builder.multi(name, *operands, regions=regions, **attrs))
+
+    def _innermost(self, inputs: Sequence[Operand | None]) -> Model:
+        """The model among those of the inputs that lies deepest within this one: an operator on a tensor of a body and
+        one from outside belongs to the body, whichever comes first."""
+        found = self
+        for x in inputs:
+            around = x.model if isinstance(x, Tensor) else None
+            while around is not None and around is not found:
+                around = around.parent
+            if isinstance(x, Tensor) and around is found:
+                found = x.model
+        return found
 
     def own(self, tensor: Tensor) -> Tensor:
         """The tensor as this model sees it: a tensor of an enclosing model is captured as an input of the region."""
@@ -181,26 +218,36 @@ class Model:
         return inner
 
     def load_name(self, tensor: Tensor) -> str:
-        """An identifier under which scores and masks read the tensor."""
-        own = self.own(tensor)
-        for name, known in self._loads.items():
-            if known.value is own.value:
+        """An identifier under which scores and masks read the tensor; one for a model and the regions within it."""
+        root = self._root
+        for name, known in root._loads.items():
+            if known.value is tensor.value:
                 return name
-        base = "".join(c if c.isalnum() or c == "_" else "_" for c in own.name.rsplit(".", 1)[-1]) or "t"
-        base = (
-            base if base.isidentifier() and base not in _RESERVED else f"{base}_" if base in _RESERVED else f"t_{base}"
-        )
+        last = tensor.name.rsplit(".", 1)[-1]
+        base = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in last) or "t"
+        base = base if base.isidentifier() else f"t_{base}"
+        base = f"{base}_" if base in _RESERVED or keyword.iskeyword(base) else base
         name, number = base, 1
-        while name in self._loads:
+        while name in root._loads:
             name, number = f"{base}_{number}", number + 1
-        self._loads[name] = own
+        root._loads[name] = tensor
         return name
 
     def loaded(self, name: str) -> Tensor:
         """The tensor that ``load_name`` gave this name. Raises ModelError."""
-        if name not in self._loads:
-            raise ModelError(f"no tensor is called {name} in a score or mask; pass tensors={{{name!r}: …}}")
-        return self._loads[name]
+        known = self._root._loads
+        if name not in known:
+            raise ModelError(
+                f"no tensor is called {name} in a score or mask; pass tensors={{{name!r}: …}}, at {self.place()}"
+            )
+        return known[name]
+
+    @property
+    def _root(self) -> Model:
+        root = self
+        while root.parent is not None:
+            root = root.parent
+        return root
 
     def place(self) -> str:
         """The user's line, with the scopes: ``h.0.attn gpt2.py:31``."""
@@ -214,5 +261,5 @@ class Model:
         return self.full_name("")
 
 
-_RESERVED = frozenset({"s", "b", "h", "i", "j", "n", "m", "q", "k", "d", "inf", "nan", "and", "or", "not", "where"})
+_RESERVED = frozenset({"s", "b", "h", "i", "j", "n", "m", "q", "k", "d", "inf", "nan"})
 _INSIDE = (__name__.rsplit(".", 2)[0] + ".", __name__.split(".frontends")[0] + ".ir.", "contextlib")

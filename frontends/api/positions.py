@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import Dim, ShapeError
+from ...ir import Dim, DType, ShapeError
 from .functions import concat, cos, sin
 from .tensor import Tensor
 
@@ -36,10 +36,16 @@ def sinusoidal(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
     if width % 2:
         raise ShapeError(f"sinusoidal positions need an even width, not {width}, at {positions.model.place()}")
     model = positions.model
-    frequency = model.constant(base ** (-np.arange(0, width, 2) / width))
-    angle = positions.cast(model.dtype).reshape(*positions.shape, 1) * frequency
+    angle = _angles(positions, base ** (-np.arange(0, width, 2) / width), model.dtype)
     pairs = concat([sin(angle).reshape(*angle.shape, 1), cos(angle).reshape(*angle.shape, 1)], axis=-1)
-    return pairs.reshape(*positions.shape, width)
+    return pairs.reshape(*positions.shape, width).cast(model.dtype)
+
+
+def _angles(positions: Tensor, frequencies: Frequencies, dtype: DType) -> Tensor:
+    """position · frequency, [..., len(frequencies)], in float64 for a float64 model and else in float32: a half has no
+    room for the position 2049."""
+    wide = dtype if dtype.bits > 32 else DType.FLOAT32
+    return positions.cast(wide).reshape(*positions.shape, 1) * positions.model.constant(frequencies, wide)
 
 
 def rope_frequencies(width: int, theta: float = 10000.0) -> Frequencies:
@@ -61,8 +67,10 @@ class Rope:
         cls, width: int, theta: float = 10000.0, *, partial: float = 1.0, interleaved: bool = False, scaling: Any = None
     ) -> Rope:
         """The usual: ``partial`` is the share of the width that turns (GPT-NeoX 0.25), ``scaling`` one of the
-        ``…_scaling`` functions' results."""
+        ``…_scaling`` functions' results. Raises ShapeError unless an even number of features turns."""
         turned = int(width * partial)
+        if turned < 2 or turned % 2:
+            raise ShapeError(f"rotary positions turn an even number of features, not {turned} ({partial} of {width})")
         plain = cls(rope_frequencies(turned, theta), interleaved)
         scaled: Rope = plain if scaling is None else scaling(plain, theta)
         return scaled
@@ -75,7 +83,7 @@ def rope(x: Tensor, how: Rope, positions: Tensor | None = None) -> Tensor:
     """
     model = x.model
     where = model.arange(x.shape[-2]) if positions is None else model.own(positions)
-    angle = where.cast("float32").reshape(*where.shape, 1) * model.constant(how.frequencies, "float32")
+    angle = _angles(where, how.frequencies, x.dtype)
     tables = [f(angle) if how.magnitude == 1.0 else f(angle) * how.magnitude for f in (cos, sin)]
     turned = 2 * len(how.frequencies)
     rotary: Dim | None = None if turned == x.shape[-1] else turned

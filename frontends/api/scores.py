@@ -9,7 +9,7 @@ import numpy as np
 
 from ...ir import Expr, ShapeError
 from ...ir.expr import Var, call, parse
-from .masks import as_expr
+from .masks import as_expr, with_tensors
 from .tensor import Tensor
 
 __all__ = [
@@ -57,7 +57,10 @@ ScoreLike = Score | Expr | str | Callable[..., Expr]
 
 def as_score(item: ScoreLike, tensors: Mapping[str, Tensor]) -> Score:
     """A Score, or an expression of s, b, h, i, j as one step."""
-    return item if isinstance(item, Score) else Score(change=as_expr(item), tensors=tensors)
+    if isinstance(item, Score):
+        return item
+    change, read = with_tensors(item, tensors)
+    return Score(change=change, tensors=read)
 
 
 def scaled_dot() -> Score:

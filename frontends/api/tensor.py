@@ -86,8 +86,14 @@ class Tensor:
     def __mod__(self, other: Operand) -> Tensor:
         return self._binary("mod", other)
 
+    def __rmod__(self, other: Operand) -> Tensor:
+        return self._binary("mod", other, True)
+
     def __pow__(self, other: Operand) -> Tensor:
         return self._binary("pow", other)
+
+    def __rpow__(self, other: Operand) -> Tensor:
+        return self._binary("pow", other, True)
 
     def __matmul__(self, other: Tensor) -> Tensor:
         return self._binary("matmul", other)
@@ -126,6 +132,8 @@ class Tensor:
     @property
     def T(self) -> Tensor:
         """The last two axes swapped."""
+        if self.ndim < 2:
+            raise ShapeError(f"{self!r} has no two axes to swap at {self.model.place()}")
         order = list(range(self.ndim))
         order[-2:] = order[-1], order[-2]
         return self.transpose(*order)

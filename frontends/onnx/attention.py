@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...ir import Dim, DType, SymDim, Value, at_least
 from .context import Context, Handler, Result
 
@@ -23,21 +25,25 @@ def _heads(context: Context, position: int, name: str) -> Value:
 def _attention(context: Context) -> list[Result]:
     """Scores scale · q·k, softcap, the mask added or applied, softmax, and the values' weighted sum."""
     b = context.b
-    if context.wants(3):
-        raise context.unsupported("the scores as a result (qk_matmul_output) are not known; leave that output out")
+    wants_weights = context.wants(3)
+    if wants_weights and context.int_attr("qk_matmul_output_mode", 0) != 3:
+        raise context.unsupported("the scores before the softmax as a result (qk_matmul_output) are not known")
     flat = len(context.shape(0)) == 3
     q = _heads(context, 0, "q_num_heads")
     k, v = (_heads(context, position, "kv_num_heads") for position in (1, 2))
     past: Dim = 0
+    offset = "0"
     if context.has(4) and context.has(5):
         past = context.shape(4)[2]
+        # Said by the numbers of queries and keys where that is the same: it stays right whatever the past is called.
+        offset = "m - n" if k.shape[2] == q.shape[2] else f"{past}"
         k = b("concat", context.value(4), k, axis=2)
         v = b("concat", context.value(5), v, axis=2)
     width = q.shape[3]
     if context.attr("scale") is None and isinstance(width, SymDim):
         raise context.unsupported(f"the scale is missing and the width {width} is not a number")
     scale = context.float_attr("scale", 0.0) if context.attr("scale") is not None else float(width) ** -0.5
-    attrs: dict[str, object] = {"scale": scale}
+    attrs: dict[str, Any] = {"scale": scale}
     operands: list[Value] = []
     loads: list[str] = []
     conditions: list[str] = []
@@ -51,7 +57,6 @@ def _attention(context: Context) -> list[Result]:
             conditions.append(f"mask[{index}]")
         else:
             score = f"{score} + mask[{index}]"
-    offset: str = f"{past}"
     if context.has(6):
         lengths = context.value(6)
         operands.append(lengths)
@@ -62,24 +67,29 @@ def _attention(context: Context) -> list[Result]:
         if "lengths" in offset:
             conditions.append(f"j <= i + {offset}")
         else:
-            attrs["mask"] = "j <= i" if past == 0 else "j <= i + m - n"
+            attrs["mask"] = "j <= i" if offset == "0" else f"j <= i + {offset}"
+    left, right = (context.int_attr(f"{side}_window_size", -1) for side in ("left", "right"))
+    if left >= 0:
+        conditions.append(f"i + {offset} - {left} <= j")
+    if right >= 0:
+        conditions.append(f"j <= i + {offset} + {right}")
     if conditions:
         attrs["where"] = " and ".join(conditions)
     if score != "s":
         attrs["score"] = score
-    out = b("attention", q, k, v, *operands, loads=tuple(loads), **attrs)
+    out, *weights = b.multi("attention", q, k, v, *operands, loads=tuple(loads), weights=wants_weights, **attrs)
     if flat:
         batch, heads, length, size = out.shape
         out = b.reshape(b.transpose(out, (0, 2, 1, 3)), (batch, length, heads * size))
-    return [out, k if context.wants(1) else None, v if context.wants(2) else None]
+    return [out, k if context.wants(1) else None, v if context.wants(2) else None, *weights]
 
 
 def _mask(context: Context, q: Value, k: Value) -> tuple[Value, str]:
     """The mask and its index in the terms of attention: 0 on the axes along which it is repeated."""
     b = context.b
     mask = context.value(3)
-    if not 2 <= mask.type.rank <= 4:
-        raise context.error(f"the mask is {mask.type}; it needs 2 to 4 axes")
+    if not 1 <= mask.type.rank <= 4:
+        raise context.error(f"the mask is {mask.type}; it needs 1 to 4 axes")
     keys = k.shape[2]
     given = mask.shape[-1]
     if given != keys and at_least(keys, given) and context.has(6):

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import onnx
-from onnx import FunctionProto, NodeProto
-from onnx.defs import OpSchema
+from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto
 
 from ...ir import DType, SymDim, TensorType
 
 __all__ = ["find_body", "has_body"]
 
-_CODES = {
-    DType.FLOAT32: onnx.TensorProto.FLOAT,
-    DType.FLOAT64: onnx.TensorProto.DOUBLE,
-    **{d: getattr(onnx.TensorProto, str(d).upper()) for d in DType if d not in (DType.FLOAT32, DType.FLOAT64)},
-}
+_CODES: dict[DType, int] = {d: getattr(TensorProto, str(d).upper(), TensorProto.UNDEFINED) for d in DType}
+_CODES |= {DType.FLOAT32: TensorProto.FLOAT, DType.FLOAT64: TensorProto.DOUBLE}
 
 
-def _schema(node: NodeProto, version: int) -> OpSchema | None:
+def _schema(node: NodeProto, version: int) -> Any:
+    """The operator's definition (an OpSchema, whose functions onnx does not declare to type checkers), or None."""
     try:
         return onnx.defs.get_schema(node.op_type, version, node.domain)
     except onnx.defs.SchemaError:
@@ -32,8 +30,11 @@ def has_body(node: NodeProto, version: int) -> bool:
     return schema is not None and (schema.has_function or schema.has_context_dependent_function)
 
 
-def find_body(node: NodeProto, version: int, types: Sequence[TensorType | None]) -> FunctionProto | None:
-    """The operator's definition for these operands, in the newest operator set not above ``version``."""
+def find_body(
+    node: NodeProto, version: int, types: Sequence[TensorType | None]
+) -> tuple[FunctionProto, dict[str, AttributeProto]] | None:
+    """The operator's definition for these operands, in the newest operator set not above ``version``, and the
+    defaults of its attributes."""
     schema = _schema(node, version)
     if schema is None:
         return None
@@ -45,15 +46,13 @@ def find_body(node: NodeProto, version: int, types: Sequence[TensorType | None])
         versions = schema.context_dependent_function_opset_versions
         usable = [v for v in versions if v <= version] or [min(versions)]
         operands = [_type_proto(t).SerializeToString() for t in types]
-        made = schema.get_context_dependent_function_with_opset_version(
-            max(usable), node.SerializeToString(), operands
-        )
+        made = schema.get_context_dependent_function_with_opset_version(max(usable), node.SerializeToString(), operands)
         if not made:
             return None
         body.ParseFromString(made)
     else:
         return None
-    return body
+    return body, {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
 
 
 def _type_proto(type: TensorType | None) -> onnx.TypeProto:

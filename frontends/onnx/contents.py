@@ -21,7 +21,7 @@ from ...ir.dims import lower_bound
 if TYPE_CHECKING:
     from .context import Context
 
-__all__ = ["CONTENT_LIMIT", "RULES", "Content", "Undecided", "as_content"]
+__all__ = ["CONTENT_LIMIT", "RULES", "Content", "Undecided", "as_content", "fits_dtype"]
 
 CONTENT_LIMIT = 64
 """Tensors with more elements have no symbolic content."""
@@ -149,10 +149,17 @@ def _convert(x: Content, dtype: DType) -> Content:
     if not dtype.is_integer:
         raise Undecided
     x = _each(lambda a: int(a) if isinstance(a, bool) else a, x)
-    low, high = (0, 2**dtype.bits - 1) if str(dtype)[0] == "u" else (-(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1)
-    if any(isinstance(a, int) and not low <= a <= high for a in x.reshape(-1)) or dtype.bits < 32:
-        raise Undecided
+    if dtype.bits < 32:
+        raise Undecided  # a size may not fit
     return x
+
+
+def fits_dtype(content: Content, dtype: DType) -> bool:
+    """Whether every number of a content is one of the dtype; others would wrap around."""
+    if dtype is DType.BOOL:
+        return True
+    info = np.iinfo(dtype.numpy)
+    return all(info.min <= entry <= info.max for entry in content.reshape(-1) if isinstance(entry, int))
 
 
 def _gather(context: Context) -> Content:

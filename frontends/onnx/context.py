@@ -22,6 +22,14 @@ INFINITY = 2**31 - 1
 """ONNX writes "to the end" as the largest integer of 32 or 64 bits."""
 
 
+_HARMLESS = frozenset(
+    {"consumed_inputs", "is_test", "kv_num_heads", "momentum", "num_heads", "num_outputs", "q_num_heads"}
+    | {"qk_matmul_output_mode", "ratio", "round_mode", "saturate", "seed", "softmax_precision", "spatial", "stash_type"}
+)
+"""Attributes that change nothing: of training, of the precision inside, of types that are refused anyhow, or
+that repeat what the operands say."""
+
+
 @dataclass(eq=False)
 class Item:
     """What an ONNX name stands for: a value of the graph, a constant that is not in it yet, or a content of sizes."""
@@ -51,9 +59,9 @@ class Item:
 
     def entries(self) -> Content | None:
         """The content, where it is known and small; of integers and booleans only."""
-        if self.content is None and self.tensor is not None and not self.dtype.is_float:
-            if self.tensor.size <= CONTENT_LIMIT:
-                self.content = as_content(self.tensor.array)
+        small = self.tensor is not None and self.tensor.size <= CONTENT_LIMIT and not self.dtype.is_float
+        if self.content is None and self.tensor is not None and small:
+            self.content = as_content(self.tensor.array)
         return self.content
 
 
@@ -79,8 +87,9 @@ class Context:
         self.version = version
         self.b = builder
         self.model = model
-        self.sizes = sizes
+        self.sizes: Sizes = sizes
         self._attributes = attributes
+        self._read: set[str] = set()
         self._realise = realise
         self.inline = inline
 
@@ -203,6 +212,7 @@ class Context:
 
     def attr(self, name: str) -> Any:
         """The attribute's value as onnx gives it, or None."""
+        self._read.add(name)
         found = self._attributes.get(name)
         return None if found is None else onnx.helper.get_attribute_value(found)
 
@@ -235,6 +245,23 @@ class Context:
         found = self.attr(name)
         return None if found is None else tensor_array(found, self.model, f"{self.label}, attribute {name}")
 
+    def unread_attributes(self) -> list[str]:
+        """Attributes that no one asked for, that matter, and that are not at their default: a newer operator set may
+        have added a meaning that the handler does not know."""
+        unread = [
+            name
+            for name, attribute in self._attributes.items()
+            if name not in self._read and name not in _HARMLESS and attribute.type != AttributeProto.GRAPH
+        ]
+        if not unread:
+            return []
+        defaults = onnx.defs.get_schema(self.op_type, self.version, self.node.domain).attributes
+        return [
+            f"{name} = {self.attr(name)}"
+            for name in unread
+            if name not in defaults or not _same(self._attributes[name], defaults[name].default_value)
+        ]
+
     # -- results and messages --------------------------------------------------------------------------------
 
     def wants(self, position: int) -> bool:
@@ -254,6 +281,11 @@ class Context:
 
 def _as_dim(entry: Any) -> Dim:
     return entry if isinstance(entry, SymDim) else int(entry)
+
+
+def _same(a: AttributeProto, b: AttributeProto) -> bool:
+    """Whether two attributes have one value, whatever else they carry."""
+    return a.type == b.type and bool(onnx.helper.get_attribute_value(a) == onnx.helper.get_attribute_value(b))
 
 
 Result = Value | Item | None

@@ -58,9 +58,16 @@ def _mod(context: Context) -> Value:
 
 
 def _shift(context: Context) -> Value:
+    """By powers of two; a shift of all bits or more gives 0."""
     x, y = context.value(0), context.value(1)
+    if str(x.dtype)[0] != "u":
+        raise context.unsupported(f"shifts of {x.dtype} are not known, only of unsigned integers")
+    b = context.b
+    far = b("greater_equal", y, _scalar(context, x.dtype.bits, y))
+    y = b("where", far, _scalar(context, 0, y), y)
     power = context.b("pow", _scalar(context, 2, x), y)
-    return context.b("mul" if context.str_attr("direction", "") == "LEFT" else "div", x, power)
+    shifted = b("mul" if context.str_attr("direction", "") == "LEFT" else "div", x, power)
+    return b("where", far, _scalar(context, 0, x), shifted)
 
 
 def _clip(context: Context) -> Value:

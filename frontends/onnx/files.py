@@ -110,7 +110,9 @@ def tensor_array(proto: TensorProto, model: Model, name: str = "") -> NDArray[An
     if proto.HasField("raw_data"):
         data = proto.raw_data
         if len(data) != count * stored.itemsize:
-            raise ModelError(f"{what} holds {len(data)} bytes, but {dtype}{list(shape)} needs {count * stored.itemsize}")
+            raise ModelError(
+                f"{what} holds {len(data)} bytes, but {dtype}{list(shape)} needs {count * stored.itemsize}"
+            )
         return np.frombuffer(data, stored).reshape(shape)
     field = getattr(proto, _TYPED_FIELDS.get(dtype, "int32_data"))
     if len(field) != count:

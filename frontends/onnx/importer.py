@@ -12,7 +12,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from ...ir import AttncError, DType, Graph, ModelError, ShapeError, Tensor, TensorType, UnsupportedError, Value
 from ...ir.dims import Dim, SymDim
 from .bodies import find_body, has_body
-from .contents import CONTENT_LIMIT, RULES, Content, Undecided
+from .contents import CONTENT_LIMIT, RULES, Content, Undecided, fits_dtype
 from .context import Context, Item
 from .files import Model, element_type, open_model, tensor_array
 from .folding import FoldingBuilder
@@ -28,13 +28,25 @@ _ATTEMPTS = 64
 _DEEPEST = 32
 """How deep functions may call functions."""
 
+_DAMAGE = (ValueError, IndexError, TypeError, KeyError, ArithmeticError, RuntimeError)
+"""What NumPy, onnx and we raise for fields that no valid model has, such as names that are not text."""
+
 Names = MutableMapping[str, Item]
+Functions = Mapping[tuple[str, str, str], FunctionProto]
+"""(domain, name, overload) → local function."""
 
 
 def import_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Graph:
     """See ``load_onnx``."""
     model = open_model(source)
-    functions = {(f.domain, f.name): f for f in model.proto.functions}
+    try:
+        return _import(model)
+    except _DAMAGE as error:
+        raise ModelError(f"{model.label} is damaged: {error}") from error
+
+
+def _import(model: Model) -> Graph:
+    functions = {(_plain(f.domain), f.name, f.overload): f for f in model.proto.functions}
     opsets = {_plain(entry.domain): entry.version for entry in model.proto.opset_import}
     _check_operators(model, functions, opsets)
     sizes = Sizes()
@@ -57,21 +69,20 @@ class _Conflict(Exception):
         self.error = error
 
 
-def _check_operators(
-    model: Model, functions: Mapping[tuple[str, str], FunctionProto], opsets: Mapping[str, int]
-) -> None:
+def _check_operators(model: Model, functions: Functions, opsets: Mapping[str, int]) -> None:
     """Raises UnsupportedError that lists every operator that has no handler and no function body."""
     missing: Counter[tuple[str, str]] = Counter()
     pending: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [(model.proto.graph.node, opsets)]
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str, str]] = set()
     while pending:
         nodes, versions = pending.pop()
         for node in nodes:
             key = (_plain(node.domain), node.op_type)
-            if key in functions:
-                if key not in seen:
-                    seen.add(key)
-                    function = functions[key]
+            local = (*key, node.overload)
+            if local in functions:
+                if local not in seen:
+                    seen.add(local)
+                    function = functions[local]
                     pending.append((function.node, {_plain(e.domain): e.version for e in function.opset_import}))
             elif key not in HANDLERS and not has_body(node, versions.get(key[0], 0)):
                 missing[key] += 1
@@ -90,7 +101,7 @@ class _Importer:
     def __init__(
         self,
         model: Model,
-        functions: Mapping[tuple[str, str], FunctionProto],
+        functions: Functions,
         opsets: Mapping[str, int],
         sizes: Sizes,
         tensors: dict[str, Tensor],
@@ -127,10 +138,7 @@ class _Importer:
     def _add_inputs(self, proto: GraphProto, initialisers: set[str], names: Names) -> None:
         inputs = [value for value in proto.input if value.name not in initialisers]
         plain = frozenset(
-            d.dim_param
-            for value in inputs
-            for d in value.type.tensor_type.shape.dim
-            if d.dim_param.isidentifier()
+            d.dim_param for value in inputs for d in value.type.tensor_type.shape.dim if d.dim_param.isidentifier()
         )
         for number, value in enumerate(inputs):
             what = f"{self.model.label}: input {value.name}"
@@ -205,6 +213,8 @@ class _Importer:
             raise type(error)(f"{self.model.label}: node {source}: {error}") from error
         except AttncError as error:
             raise ModelError(f"{self.model.label}: node {source}: {error}") from error
+        except _DAMAGE as error:
+            raise ModelError(f"{self.model.label}: node {source} makes no sense: {error}") from error
         for name, item in zip(node.output, results, strict=False):
             if name and item is None:
                 raise UnsupportedError(f"{self.model.label}: node {source}: the output {name} is not supported")
@@ -218,7 +228,7 @@ class _Importer:
         self,
         node: NodeProto,
         items: Sequence[Item | None],
-        given: Mapping[str, AttributeProto],
+        given: dict[str, AttributeProto],
         names: Names,
         opsets: Mapping[str, int],
         path: str,
@@ -226,14 +236,15 @@ class _Importer:
     ) -> list[Item | None]:
         domain = _plain(node.domain)
         key = (domain, node.op_type)
-        if key in self.functions:
-            return self._call(self.functions[key], items, given, path)
+        local = self.functions.get((*key, node.overload))
+        if local is not None:
+            return self._call(local, items, given, path, opsets)
         if domain not in opsets:
             raise ModelError(f"its domain {domain or 'ai.onnx'} has no version in opset_import")
         version = opsets[domain]
 
         def inline(graph: GraphProto) -> list[Item]:
-            inner: Names = ChainMap({}, names)  # type: ignore[arg-type]
+            inner: Names = ChainMap({}, names)
             self._add_inner_initialisers(graph, inner)
             self._run_nodes(graph.node, inner, opsets, attributes, f"{path}/")
             return [inner[output.name] for output in graph.output]
@@ -248,10 +259,16 @@ class _Importer:
         handler = HANDLERS.get(key)
         results = handler(context) if handler is not None else NotImplemented
         if results is NotImplemented:
-            body = find_body(node, version, [None if item is None else item.type for item in items])
-            if body is None:
+            found = find_body(
+                _with_attributes(node, given), version, [None if item is None else item.type for item in items]
+            )
+            if found is None:
                 raise UnsupportedError("attnc does not know this use of the operator")
-            return self._call(body, items, given, path)
+            body, defaults = found
+            return self._call(body, items, defaults | given, path, opsets)
+        unread = context.unread_attributes()
+        if unread:
+            raise UnsupportedError(f"attnc does not know its attribute {', '.join(unread)}")
         if results is None or isinstance(results, Value | Item):
             results = [results]
         return [Item.of_value(r) if isinstance(r, Value) else r for r in results]
@@ -267,7 +284,9 @@ class _Importer:
             return None
         except (ValueError, IndexError, TypeError) as error:
             raise ModelError(str(error)) from error
-        return Item.of_content(content, dtype, "") if content.size <= CONTENT_LIMIT else None
+        if content.size > CONTENT_LIMIT or not fits_dtype(content, dtype):
+            return None
+        return Item.of_content(content, dtype, "")
 
     @staticmethod
     def _content_dtype(context: Context) -> DType:
@@ -290,8 +309,9 @@ class _Importer:
         items: Sequence[Item | None],
         given: Mapping[str, AttributeProto],
         path: str,
+        outer: Mapping[str, int],
     ) -> list[Item | None]:
-        """The results of a function's body on ``items``."""
+        """The results of a function's body on ``items``; what it does not say about versions is as outside."""
         if self.depth >= _DEEPEST:
             raise ModelError(f"the function {function.name} calls itself")
         inner: Names = {}
@@ -306,7 +326,7 @@ class _Importer:
         body = [_without(n, absent) for n in function.node] if absent else function.node
         self.depth += 1
         try:
-            opsets = {_plain(e.domain): e.version for e in function.opset_import}
+            opsets = {**outer, **{_plain(e.domain): e.version for e in function.opset_import}}
             self._run_nodes(body, inner, opsets, attributes, f"{path}/")
         finally:
             self.depth -= 1
@@ -366,6 +386,19 @@ def _bind_attributes(node: NodeProto, outer: Mapping[str, AttributeProto]) -> di
         elif attribute.ref_attr_name in outer:
             bound[attribute.name] = outer[attribute.ref_attr_name]
     return bound
+
+
+def _with_attributes(node: NodeProto, given: Mapping[str, AttributeProto]) -> NodeProto:
+    """The node with its attributes as they are in this call."""
+    if not any(a.ref_attr_name for a in node.attribute):
+        return node
+    copied = NodeProto()
+    copied.CopyFrom(node)
+    del copied.attribute[:]
+    for name, attribute in given.items():
+        copied.attribute.add().CopyFrom(attribute)
+        copied.attribute[-1].name = name
+    return copied
 
 
 def _without(node: NodeProto, absent: set[str]) -> NodeProto:

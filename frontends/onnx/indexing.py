@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ...ir import DType, Value
 from .contents import as_content
 from .context import Context, Handler, Item
@@ -28,7 +30,7 @@ def _one_hot(context: Context) -> Value:
     depth = context.dims(1, "depth")[0] if not context.item(1).dtype.is_float else int(
         context.constant(1, "depth").reshape(-1)[0])  # fmt: skip
     axis = context.axis(context.int_attr("axis", -1), indices.type.rank + 1)
-    off, on = (b("gather", context.value(2), k, axis=0) for k in (0, 1))
+    off, on = (b("gather", context.value(2), np.int64(k), axis=0) for k in (0, 1))
     whole = context.realise(Item.of_content(as_content(depth), DType.INT64, "depth"))
     low = b("greater_equal", indices, b("neg", whole))
     positive = b("where", b("less", indices, 0), b.add(indices, whole), indices)

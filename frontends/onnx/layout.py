@@ -67,8 +67,8 @@ def _squeeze(context: Context) -> Value:
         symbolic = [str(d) for d in x.shape if isinstance(d, SymDim)]
         if symbolic:
             raise context.unsupported(
-                f"without axes it also takes out {', '.join(symbolic)} where that is 1, so that the rank would depend on "
-                "the input; give it axes"
+                f"without axes it also takes out {', '.join(symbolic)} where that is 1, so that the rank would depend "
+                "on the input; give it axes"
             )
         axes = [k for k, d in enumerate(x.shape) if d == 1]
     places = {context.axis(a, x.type.rank) for a in axes}
@@ -125,10 +125,8 @@ def _slice(context: Context) -> Value:
     if not chosen:
         return x
     where, first_ones, counts, strides = (tuple(part) for part in zip(*chosen, strict=True))
-    plain = all(s == 1 for s in strides)
-    return context.b(
-        "slice", x, axes=where, starts=first_ones, sizes=counts, **({} if plain else {"steps": strides})
-    )
+    steps_given = None if all(s == 1 for s in strides) else strides
+    return context.b("slice", x, axes=where, starts=first_ones, sizes=counts, steps=steps_given)
 
 
 def slice_axis(context: Context, size: Dim, start: Dim, end: Dim, step: int) -> tuple[Dim, Dim]:
@@ -140,10 +138,9 @@ def slice_axis(context: Context, size: Dim, start: Dim, end: Dim, step: int) -> 
             return high if bound > 0 else low
         negative = at_least(bound, 0) is False
         if not negative and not at_least(bound, 0):
-            # Written for lengths that are long enough: seq - 1 is counted from the front even where seq could be 0.
             raise context.unsupported(f"the bound {bound} may be negative or not, depending on the sizes")
         if negative:
-            return sizes.maximum(bound + size, low) if not isinstance(bound, SymDim) else sizes.maximum(bound + size, low)
+            return sizes.maximum(bound + size, low)
         return sizes.minimum(bound, high)
 
     if step > 0:
@@ -245,7 +242,11 @@ def _constant_of_shape(context: Context) -> Value:
     return context.b.expand(context.b.constant(Tensor(fill)), context.dims(0, "shape"))
 
 
-def _range(context: Context) -> Value:
+_MOST_AXES = 8
+"""A Range this short may be a list of axes; a longer one is only ever positions, which an iota tells more about."""
+
+
+def _range(context: Context) -> Result:
     """start, start + delta, … below limit: an iota where the three are sizes."""
     dtype = context.item(0).dtype
     if dtype.is_float:
@@ -264,7 +265,11 @@ def _range(context: Context) -> Value:
     span = high - low if step > 0 else low - high
     width = abs(step)
     length = context.sizes.maximum((span + width - 1) // width, 0)
-    return context.b("iota", shape=(length,), start=low, step=step, dtype=dtype)
+    line = context.b("iota", shape=(length,), start=low, step=step, dtype=dtype)
+    if isinstance(low, int) and isinstance(length, int) and length <= _MOST_AXES:
+        content = as_content([low + k * step for k in range(length)])
+        return Item(line.name, dtype, line.shape, line, None, content)
+    return line
 
 
 def _trilu(context: Context) -> Value:
@@ -302,7 +307,9 @@ def _space_to_depth(context: Context) -> Value:
     x, b = context.value(0), context.b
     block = context.int_attr("blocksize", 1)
     n, c, h, w = x.shape
-    parts = b.transpose(b.reshape(x, (n, c, h // block, block, w // block, block)), (0, 3, 5, 1, 2, 4))
+    channels_last = context.str_attr("mode", "DCR") == "CRD"
+    order = (0, 1, 3, 5, 2, 4) if channels_last else (0, 3, 5, 1, 2, 4)
+    parts = b.transpose(b.reshape(x, (n, c, h // block, block, w // block, block)), order)
     return b.reshape(parts, (n, c * block**2, h // block, w // block))
 
 

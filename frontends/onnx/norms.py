@@ -33,9 +33,7 @@ def _rms_norm(context: Context) -> Value:
     return _normalised(context, "rms_norm", x, [context.optional(1)], axis, context.float_attr("epsilon", 1e-5))
 
 
-def _normalised(
-    context: Context, op: str, x: Value, parameters: list[Value | None], axis: int, eps: float
-) -> Value:
+def _normalised(context: Context, op: str, x: Value, parameters: list[Value | None], axis: int, eps: float) -> Value:
     """The norm with its weight and bias; those that vary along other axes too are applied by themselves."""
     b, trailing = context.b, x.shape[axis:]
     if all(p is None or (_fits(p, trailing) and p.dtype is x.dtype) for p in parameters):
@@ -81,16 +79,13 @@ def _group_norm(context: Context) -> Value:
     """Groups of channels; scale and bias one a group before opset 21, one a channel since."""
     x, b = context.value(0), context.b
     groups = context.int_attr("num_groups", 1)
-    batch, channels = x.shape[:2]
-    flat = b.reshape(x, (batch, groups, product(x.shape[1:]) // groups))
+    flat = b.reshape(x, (x.shape[0], groups, product(x.shape[1:]) // groups))
     y = b("layer_norm", flat, axis=2, eps=context.float_attr("epsilon", 1e-5))
     scale, bias = context.value(1), context.value(2)
     if context.version < 21:
         y = b.add(b.mul(y, b.reshape(scale, (groups, 1))), b.reshape(bias, (groups, 1)))
         return b.reshape(y, x.shape)
-    return b.add(
-        b.mul(b.reshape(y, x.shape), _along(context, scale, x.type.rank)), _along(context, bias, x.type.rank)
-    )
+    return b.add(b.mul(b.reshape(y, x.shape), _along(context, scale, x.type.rank)), _along(context, bias, x.type.rank))
 
 
 def _lp_norm(context: Context) -> Value:

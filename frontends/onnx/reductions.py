@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...ir import DType, Value
+from ...ir import DType, Value, product
 from .context import Context, Handler, Result
-from ...ir import product
 
 __all__ = ["HANDLERS"]
 
@@ -20,14 +19,15 @@ def _reduce(
     def handler(context: Context) -> Result:
         x = context.value(0)
         axes = context.axes_argument()
+        keepdims = bool(context.int_attr("keepdims", 1))
+        keep_all = context.int_attr("noop_with_empty_axes", 0)
         if not axes:
-            if context.int_attr("noop_with_empty_axes", 0):
+            if keep_all:
                 x = before(context, x) if before else x
                 return after(context, x) if after else x
             axes = None
         x = before(context, x) if before else x
         kind = {"reduce_max": "reduce_any", "reduce_min": "reduce_all"}.get(op, op) if x.dtype is DType.BOOL else op
-        keepdims = bool(context.int_attr("keepdims", 1))
         y = context.b(kind, x, axes=None if axes is None else tuple(axes), keepdims=keepdims)
         return after(context, y) if after else y
 
@@ -56,10 +56,10 @@ def _log_sum_exp(context: Context) -> Value:
     """ln sum e^x, with the largest element taken out first so that nothing overflows."""
     x, b = context.value(0), context.b
     axes = context.axes_argument()
-    if not axes and context.int_attr("noop_with_empty_axes", 0):
+    keepdims = bool(context.int_attr("keepdims", 1))
+    if context.int_attr("noop_with_empty_axes", 0) and not axes:
         return x
     chosen = tuple(axes) if axes else None
-    keepdims = bool(context.int_attr("keepdims", 1))
     peak = b("reduce_max", x, axes=chosen, keepdims=True)
     total = b("reduce_sum", b("exp", b.sub(x, peak)), axes=chosen, keepdims=True)
     y = b.add(b("log", total), peak)

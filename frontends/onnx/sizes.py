@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from ...ir import Dim, ParseError, SymDim, dim_max, dim_min, parse_dim, substitute_dim, symbol, symbols
 from ...ir.dims import Atom, at_least, lower_bound
@@ -18,9 +18,9 @@ _RESERVED = frozenset({"b", "h", "i", "j", "n", "m", "s", "d", "q", "k", "min", 
 class Sizes:
     """What is known about the sizes of a model; it grows from one attempt to import to the next.
 
-    ``equal`` maps a symbol to what it stands for. ``choices`` maps the text of a ``min(…)`` or ``max(…)`` to the operand
-    that it must be for the shapes to fit: ``table[:seq]`` has min(128, seq) rows, and a model that adds them to
-    ``seq`` rows works for seq <= 128 only.
+    ``equal`` maps a symbol to what it stands for. ``choices`` maps the text of a ``min(…)`` or ``max(…)`` to the
+    operand that it must be for the shapes to fit: ``table[:seq]`` has min(128, seq) rows, and a model that adds them
+    to ``seq`` rows works for seq <= 128 only. The slice that was bounded so fails in a run that breaks this.
     """
 
     def __init__(self) -> None:
@@ -175,8 +175,3 @@ def _solve(a: Dim, b: Dim, name: str) -> Dim | None:
         return None
     value = rest * -sign
     return value if at_least(value, 2 if isinstance(value, int) else 1) else None
-
-
-def known_plain(texts: Mapping[str, object] | set[str]) -> frozenset[str]:
-    """The dim_params that are single names."""
-    return frozenset(t for t in texts if t.isidentifier())

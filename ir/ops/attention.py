@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -9,8 +10,9 @@ import numpy as np
 
 from ..attributes import Attr
 from ..builder import Builder
-from ..dims import SymDim, symbols
-from ..expr import Expr, Load, evaluate, is_boolean, parse, variables, walk
+from ..dims import SymDim, at_least, symbols
+from ..expr import Call as FnCall
+from ..expr import Const, Expr, Load, Var, evaluate, is_boolean, parse, variables, walk
 from ..exprlower import ExprLowering
 from ..graph import Value
 from ..maskset import MaskSet, causal
@@ -84,13 +86,14 @@ class Attention(Operator):
         }
         names.update(run.sizes)
         names.update(n=n, m=m)
-        q5 = q.reshape(batch, groups, -1, n, width)
+        repeat = heads // max(groups, 1)
+        q5 = q.reshape(batch, groups, repeat, n, width)
         if run.attrs["inner"] == DOT:
             s = np.matmul(q5, k[:, :, None].swapaxes(-1, -2)).reshape(dims)
         else:
             five = {name: x[..., None] if isinstance(x, np.ndarray) else x for name, x in names.items()}
             five |= {"q": q[:, :, :, None], "d": np.arange(width)}
-            five["k"] = np.repeat(k, heads // groups, axis=1)[:, :, None]
+            five["k"] = np.repeat(k, repeat, axis=1)[:, :, None]
             terms = evaluate(run.attrs["inner"], five, tensors, dtype=q.dtype)
             s = np.broadcast_to(terms, (*dims, width)).sum(-1)
         s = s * np.asarray(run.attrs["scale"], s.dtype)
@@ -101,7 +104,7 @@ class Attention(Operator):
         sink = run.attrs["sink"]
         extra = None if sink is None else np.asarray(evaluate(sink, names, tensors, dtype=q.dtype), q.dtype)
         w = _normalise(s, seen, run.attrs["normalise"], extra)
-        o = np.matmul(w.reshape(batch, groups, -1, n, m), v[:, :, None]).reshape(batch, heads, n, v.shape[3])
+        o = np.matmul(w.reshape(batch, groups, repeat, n, m), v[:, :, None]).reshape(batch, heads, n, v.shape[3])
         out = o.astype(inputs[0].dtype, copy=False)
         return (out, w.astype(inputs[0].dtype, copy=False)) if run.attrs["weights"] else (out,)
 
@@ -121,7 +124,8 @@ class Attention(Operator):
     def decompose(self, b: Builder, inputs: Sequence[Value | None], attrs: Mapping[str, Any]) -> Sequence[Value]:
         q, k, v = (x for x in inputs[:3] if x is not None)
         dtype, wide = q.dtype, DType.FLOAT32 if q.dtype.bits == 16 else q.dtype
-        tensors = {name: x for name, x in zip(attrs["loads"], inputs[3:], strict=True) if x is not None}
+        loads = {name: x for name, x in zip(attrs["loads"], inputs[3:], strict=True) if x is not None}
+        tensors = {name: b.cast(x, wide) if x.dtype.is_float else x for name, x in loads.items()}
         heads, groups = q.shape[1], k.shape[1]
         q, k, v = (b.cast(x, wide) for x in (q, k, v))
         if heads != groups:
@@ -221,6 +225,7 @@ def _check_expressions(call: Call) -> None:
 
 
 def _check_loads(call: Call, attr: str, expr: Expr, types: Mapping[str, TensorType | None]) -> None:
+    grid = dict(zip(AXES, (*call.type(0).shape[:3], call.type(1).shape[2]), strict=True))
     for load in (part for part in walk(expr) if isinstance(part, Load)):
         name, count = load.tensor, len(load.index)
         t = types.get(name)
@@ -228,6 +233,10 @@ def _check_loads(call: Call, attr: str, expr: Expr, types: Mapping[str, TensorTy
             raise call.error(f"{attr} reads {name}, which is not among the loads {', '.join(types) or '(none)'}")
         if t.rank != count:
             raise call.error(f"{attr} reads {name} with {count} indices, but it is {t}")
+        for axis, part in enumerate(load.index):
+            wanted = grid.get(part.name) if isinstance(part, Var) else None
+            if wanted is not None and at_least(t.shape[axis], wanted) is False:
+                raise call.error(f"{attr} reads {load} for {wanted} values of {part}, but {name} is {t}")
 
 
 def _normalise(s: Array, seen: Array | None, how: str, sink: Array | None) -> Array:
@@ -261,7 +270,7 @@ def _lower_normalise(
         if attrs["normalise"] == "none":
             return w
         return _divide_rows(b, w, b("reduce_sum", w, axes=(-1,), keepdims=True))
-    if seen is None and attrs["sink"] is None:
+    if seen is None and attrs["sink"] is None and _is_finite(attrs["score"], lowering.tensors):
         return b("softmax", s, axis=-1)
     if seen is not None:
         s = b("where", seen, s, float("-inf"))
@@ -275,6 +284,28 @@ def _lower_normalise(
     if sink is not None:
         total = b.add(total, b("exp", b.sub(sink, peak)))
     return _divide_rows(b, e, total)
+
+
+def _is_finite(score: Expr, tensors: Mapping[str, Value]) -> bool:
+    """Whether the score of finite products is finite: a row of -inf alone has to give zeros, which softmax does not."""
+    match score:
+        case Var():
+            return True
+        case Const(value):
+            return math.isfinite(value)
+        case Load(name, index):
+            known = tensors[name].constant
+            held = not tensors[name].dtype.is_float or (known is not None and bool(np.isfinite(known.array).all()))
+            return held and all(_is_finite(part, tensors) for part in index)
+        case FnCall("div" | "floordiv" | "mod", (top, Const(value))):
+            return value != 0 and _is_finite(top, tensors)
+        case FnCall(fn, args):
+            return fn not in _UNBOUNDED and all(_is_finite(part, tensors) for part in args)
+    return False
+
+
+_UNBOUNDED = frozenset({"div", "floordiv", "mod", "log", "sqrt", "pow", "exp"})
+"""Functions that may give no finite number for an ordinary one."""
 
 
 def _divide_rows(b: Builder, x: Value, total: Value) -> Value:

@@ -198,18 +198,17 @@ def feeds() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def command(plugin: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def command(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs ``attnc`` in a process of its own, with the other package's targets."""
 
-    def run(*args: str | Path, cwd: Path, **kwargs: object) -> subprocess.CompletedProcess[str]:
+    def run(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
         call = [sys.executable, "-m", "attnc", *map(str, args)]
-        return subprocess.run(
-            call, cwd=cwd, env=environment(plugin), capture_output=True, text=True, check=False, timeout=120
-        )
+        return subprocess.run(call, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
     return run
 
 
+@pytest.fixture
 def environment(plugin: Path) -> dict[str, str]:
     """The environment of a process that has this attnc and the other package."""
     here = [str(plugin), *(p for p in sys.path if p)]

@@ -20,8 +20,6 @@ from attnc.driver.arrays import safe_names
 from attnc.driver.cli import cli
 from attnc.driver.pipeline import pass_names
 
-from .conftest import environment
-
 Run = Callable[..., Result]
 Process = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -308,12 +306,12 @@ def test_in_a_process(tmp_path: Path, model_file: Path, command: Process) -> Non
     assert "values[7]" in done.stderr
 
 
-def test_progress_only_on_a_terminal(tmp_path: Path, model_file: Path, plugin: Path) -> None:
+def test_progress_only_on_a_terminal(tmp_path: Path, model_file: Path, environment: dict[str, str]) -> None:
     import pty
 
     controller, terminal = pty.openpty()
     call = [sys.executable, "-m", "attnc", "compile", "model.py:block", "-o", "out", "--target", "fake"]
-    env = environment(plugin) | {"TERM": "xterm"}
+    env = environment | {"TERM": "xterm"}
     running = subprocess.Popen(call, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=terminal, text=True)
     os.close(terminal)
     shown = b""
@@ -332,24 +330,26 @@ def test_progress_only_on_a_terminal(tmp_path: Path, model_file: Path, plugin: P
     assert "\x1b" not in said
 
 
-def test_a_reader_that_goes_away(tmp_path: Path, plugin: Path) -> None:
-    lines = "".join(f"  %v{k + 1} = neg(%v{k}): float32[n]\n" for k in range(20_000))
-    (tmp_path / "long.attnc").write_text(f"graph @g(%v0: float32[n]) {{\n{lines}  return y = %v20000\n}}\n")
+def test_a_reader_that_goes_away(tmp_path: Path, environment: dict[str, str]) -> None:
+    note = "n" * 1000  # four megabytes in all: more than a pipe holds
+    lines = "".join(f"  %v{k + 1} = neg(%v{k}): float32[n]  # {note}\n" for k in range(4000))
+    (tmp_path / "long.attnc").write_text(f"graph @g(%v0: float32[n]) {{\n{lines}  return y = %v4000\n}}\n")
     call = [sys.executable, "-m", "attnc", "inspect", "long.attnc", "--after", "load"]
     running = subprocess.Popen(
-        call, cwd=tmp_path, env=environment(plugin), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        call, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert running.stdout is not None
     assert running.stderr is not None
     running.stdout.readline()
     running.stdout.close()
     assert running.stderr.read() == ""
+    running.stderr.close()
     assert running.wait(timeout=60) == 1
 
 
-def test_unicode_in_a_plain_locale(tmp_path: Path, plugin: Path) -> None:
+def test_unicode_in_a_plain_locale(tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "g.attnc").write_text('graph @g(%"größe": float32[n]) {\n  return y = %"größe"\n}\n', encoding="utf-8")
-    env: dict[str, Any] = environment(plugin) | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    env: dict[str, Any] = environment | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     call = [sys.executable, "-m", "attnc", "inspect", "g.attnc"]
     done = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr

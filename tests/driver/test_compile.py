@@ -84,7 +84,7 @@ def test_options(fake: str, graph: Graph) -> None:
         attnc.compile(graph, fake, cache=True)
     for option in ({"opset": 0}, {"threads": -1}, {"threads": 1.5}, {"opset": True}):
         with pytest.raises(UsageError, match=f"{next(iter(option))} must be a whole number"):
-            attnc.compile(graph, fake, **option)  # type: ignore[arg-type]
+            attnc.compile(graph, fake, **option)
 
 
 def test_constants_without_data(fake: str, graph: Graph) -> None:

@@ -49,7 +49,7 @@ CONDITIONS = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(CONDITIONS, st.integers(-2, 6))
 def test_expression_is_exact(condition: tuple[str, str], n: int) -> None:
     mask = MaskSet(condition[0])
@@ -247,6 +247,16 @@ def test_inclusion() -> None:
     assert not (causal() | prefix(3)).is_causal()
     assert causal().same_set(MaskSet("i >= j"))
     assert causal("p").substitute_params({"p": 0, "unused": 4}) == causal()
+
+
+def test_a_contrived_set_ends() -> None:
+    left, right = "(2j - 2i - 3h - 3) mod 5", "(5h + i - 3j - n + {c}) mod 5"
+    mask = MaskSet(f"{left} != {right.format(c=5)} and {left} != {right.format(c=-3)}").substitute_params({"n": 4})
+    other = MaskSet(f"{left} != {right.format(c=1)}")
+    assert mask.words() == f"the set {mask.text}"
+    assert not mask.is_subset(other)
+    assert not mask.every_row_has_key("n", "n")
+    assert causal().words() == "causal"
 
 
 def test_every_row_has_key() -> None:

@@ -1,0 +1,53 @@
+"""ONNX Runtime: the exported model, run by its CPU or CUDA provider. The package is imported when it is used."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from ...ir import Graph, TargetError
+from ..base import Executable, Options
+from ..onnx import OnnxBackend
+
+__all__ = ["OrtBackend", "OrtCpuBackend", "OrtCudaBackend"]
+
+
+class OrtBackend(OnnxBackend):
+    """What the providers have in common: the model is written in operators that ONNX Runtime has kernels for."""
+
+    runtime = True
+    providers: tuple[str, ...] = ()
+    package = "onnxruntime"
+
+    def check(self) -> None:
+        super().check()
+        if find_spec("onnxruntime") is None:
+            raise TargetError(f"the target {self.name} needs ONNX Runtime: pip install {self.package}")
+        import onnxruntime
+
+        missing = [p for p in self.providers if p not in onnxruntime.get_available_providers()]
+        if missing:
+            raise TargetError(
+                f"the target {self.name} needs ONNX Runtime with {missing[0]}, which this one lacks: "
+                f"pip install {self.package}"
+            )
+
+    def load(self, graph: Graph, folder: Path | None, options: Options) -> Executable:
+        from .session import OrtExecutable
+
+        return OrtExecutable(graph, folder, self._dialect(options), self.providers, options, self.name)
+
+
+class OrtCpuBackend(OrtBackend):
+    """ONNX Runtime on the CPU."""
+
+    name = "ort-cpu"
+    providers = ("CPUExecutionProvider",)
+
+
+class OrtCudaBackend(OrtBackend):
+    """ONNX Runtime on an NVIDIA GPU; operators without a CUDA kernel run on the CPU."""
+
+    name = "ort-cuda"
+    providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
+    package = "onnxruntime-gpu"
