@@ -34,7 +34,7 @@ from attnc.frontends.api import (
     tanh,
 )
 
-TINY = {
+TINY: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "layer_norm_eps": 1e-12,
@@ -104,7 +104,7 @@ def main() -> None:
         config = json.loads((options.checkpoint / "config.json").read_text(encoding="utf-8"))
         weights = load_file(options.checkpoint / "model.safetensors")
     graph = model(config, weights)
-    sentences = [[2, 31, 41, 59, 3], [2, 26, 53, 3], [2, 58, 97 % config["vocab_size"], 93, 23, 84, 3]]
+    sentences = [[2, 31, 41, 59, 3], [2, 26, 53, 3], [2, 58, 9, 79, 32, 38, 3]]
     longest = max(map(len, sentences))
 
     def feeds(batch: list[list[int]]) -> dict[str, NDArray[Any]]:

@@ -33,7 +33,7 @@ from attnc.frontends.api import (
     rms_normed,
 )
 
-TINY = {
+TINY: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_attention_heads": 4,

@@ -3,15 +3,17 @@ Need", NeurIPS 2017.
 
 Encoder and decoder of N = 6 layers, d_model = 512, h = 8 heads, d_ff = 2048, LayerNorm(x + Sublayer(x)), sinusoidal
 positions; the two embeddings and the last linear map share one matrix, and the embeddings are multiplied by
-sqrt(d_model) (sections 3.1 to 3.5). The weights are random; what the output shows holds for any weights.
+sqrt(d_model) (sections 3.1 to 3.5). The weights are random; what the output shows holds for any weights (of a small
+model, or with --base of the real size).
 
-    python examples/transformer_2017.py
+    python examples/transformer_2017.py [--base]
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -80,9 +82,10 @@ def model(config: Config = TINY, weights: Mapping[str, NDArray[Any]] | None = No
 
 
 def main() -> None:
-    graph = model(BASE)
-    count = sum(value.type.size for value in graph.constants if "." in value.name)
+    base = model(BASE)
+    count = sum(int(value.constant.size) for value in base.constants if value.constant and "." in value.name)
     print(f"{count / 1e6:.1f} million parameters; the paper says 65")
+    graph = base if "--base" in sys.argv[1:] else model(TINY)
     source, target = np.array([[7, 21, 3, 44, 2]]), np.array([[1, 30, 12, 8]])
     feeds = {"source": source, "lengths": np.array([5]), "target": target}
     padded = feeds | {"source": np.pad(source, ((0, 0), (0, 3)), constant_values=9)}
@@ -91,10 +94,11 @@ def main() -> None:
     for name in ("numpy", "ort-cpu"):
         session = attnc.compile(graph, target=name).session()
         logits, with_padding, with_change = (session.run(f)["logits"] for f in (feeds, padded, changed))
-        apart = np.abs(with_change - logits).max((0, 2))
-        print(f"{name}: logits {list(logits.shape)}")
-        print(f"  the same with three more words behind the source's length: {np.abs(with_padding - logits).max() < 1e-4}")
-        print(f"  positions that notice another fourth word of the target:   {np.flatnonzero(apart > 1e-4) + 1}")
+        same = np.abs(with_padding - logits).max() < 1e-4
+        noticed = np.flatnonzero(np.abs(with_change - logits).max((0, 2)) > 1e-4) + 1
+        print(f"{name}, logits {list(logits.shape)}:")
+        print(f"  the same with three more words behind the source's length: {same}")
+        print(f"  another fourth word of the target is noticed at position:  {noticed}")
         results[name] = logits
     apart = np.abs(results["numpy"] - results["ort-cpu"]).max()
     print(f"numpy and ort-cpu differ by less than 1e-4: {apart < 1e-4}")

@@ -44,12 +44,13 @@ def compare(path: Path, text: str, *, update: bool) -> None:
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """`golden(name, text)` compares `text` with tests/golden/NAME.txt; a name may hold folders, as in "passes/fuse"."""
+def golden(request: pytest.FixtureRequest) -> Callable[[str | Path, str], None]:
+    """`golden(name, text)` compares `text` with tests/golden/NAME.txt; a name may hold folders, as in "passes/fuse". A
+    Path is the file itself, for golden texts that users read too."""
     update = bool(request.config.getoption("--update-golden"))
 
-    def check(name: str, text: str) -> None:
-        compare(HERE / "golden" / f"{name}.txt", text, update=update)
+    def check(name: str | Path, text: str) -> None:
+        compare(name if isinstance(name, Path) else HERE / "golden" / f"{name}.txt", text, update=update)
 
     return check
 

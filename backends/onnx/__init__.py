@@ -7,6 +7,7 @@ States become inputs ``past_NAME`` and outputs ``present_NAME``. The module ``on
 from __future__ import annotations
 
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from .kernels import Dialect
 
-__all__ = ["MODEL_FILE", "OnnxBackend", "export", "export_onnx"]
+__all__ = ["MODEL_FILE", "OnnxBackend", "export", "export_onnx", "installed"]
 
 MODEL_FILE = "model.onnx"
 
@@ -45,6 +46,13 @@ def export_onnx(graph: Graph, path: str | os.PathLike[str], opset: int = 23) -> 
     run(graph, path, opset)
 
 
+def installed(package: str) -> bool:
+    """Whether a package can be imported, without importing it."""
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    return find_spec(package) is not None
+
+
 class OnnxBackend(Backend):
     """Writes standard ONNX. The artifact is run by ONNX Runtime where it is installed, else by ``onnx.reference``."""
 
@@ -53,7 +61,7 @@ class OnnxBackend(Backend):
     """Whether only what ONNX Runtime has kernels for is written."""
 
     def check(self) -> None:
-        if find_spec("onnx") is None:
+        if not installed("onnx"):
             raise TargetError(f"the target {self.name} needs the package onnx: pip install onnx")
 
     def supports(self, node: Node, options: Options) -> bool:
@@ -62,24 +70,25 @@ class OnnxBackend(Backend):
         return supports(node, self._dialect(options))
 
     def _dialect(self, options: Options) -> Dialect:
-        from .writer import DEFAULT_OPSET, check_opset
         from .kernels import Dialect
+        from .writer import DEFAULT_OPSET, check_opset
 
         return Dialect(check_opset(DEFAULT_OPSET if options.opset is None else options.opset), self.runtime)
 
     def build(self, graph: Graph, folder: Path, options: Options) -> dict[str, Placement]:
         """Writes model.onnx and, for constants above 1 KiB, model.onnx.data."""
-        from .writer import write
         from .save import save
+        from .writer import write
 
         exported = write(graph, self._dialect(options))
         placed = save(exported, folder / MODEL_FILE)
         return {exported.initialisers[name].digest: place for name, place in placed.items()}
 
     def load(self, graph: Graph, folder: Path | None, options: Options) -> Executable:
-        from ..ort.session import OrtExecutable
-        from .reference import ReferenceExecutable
+        if not installed("onnxruntime"):
+            from .reference import ReferenceExecutable
 
-        if find_spec("onnxruntime") is None:
             return ReferenceExecutable(graph, folder, self._dialect(options))
+        from ..ort.session import OrtExecutable
+
         return OrtExecutable(graph, folder, self._dialect(options), ["CPUExecutionProvider"], options, self.name)

@@ -40,13 +40,14 @@ _NO_KERNEL: dict[str, frozenset[DType]] = {
     "Max": _SHORT,
     "Min": _SHORT,
     "Pad": _SHORT,
+    "TopK": frozenset({DType.UINT16}) | _LONG_UNSIGNED,
     "Relu": frozenset({DType.INT16, DType.INT64}),
     "Where": _SHORT | {_U64, _B},
 }
 
 _MOVES = frozenset(
     {"Cast", "Concat", "ConstantOfShape", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice",
-     "Squeeze", "Transpose", "Unsqueeze"}
+     "Squeeze", "Transpose", "Unsqueeze", "ScatterND", "ScatterElements"}
 )  # fmt: skip
 """The operators that ONNX Runtime runs in bfloat16; it computes nothing in it on a CPU."""
 

@@ -11,8 +11,8 @@ from onnx.reference import ReferenceEvaluator
 
 from ...ir import Array, AttncError, Graph
 from ..base import Executable
-from .writer import embed, write
 from .kernels import Dialect
+from .writer import embed, write
 
 __all__ = ["ReferenceExecutable"]
 

@@ -15,8 +15,8 @@ import onnx
 from ...ir import Graph, OutputError, Tensor
 from ..base import Placement
 from .emitter import onnx_type
-from .writer import DEFAULT_OPSET, Exported, check_opset, to_tensor_proto, write
 from .kernels import Dialect
+from .writer import DEFAULT_OPSET, Exported, check_opset, to_tensor_proto, write
 
 __all__ = ["ALIGNMENT", "EXTERNAL_ABOVE", "export_onnx", "save"]
 

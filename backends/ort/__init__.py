@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 from ...ir import Graph, TargetError
 from ..base import Executable, Options
-from ..onnx import OnnxBackend
+from ..onnx import OnnxBackend, installed
 
 __all__ = ["OrtBackend", "OrtCpuBackend", "OrtCudaBackend"]
 
@@ -21,7 +20,7 @@ class OrtBackend(OnnxBackend):
 
     def check(self) -> None:
         super().check()
-        if find_spec("onnxruntime") is None:
+        if not installed("onnxruntime"):
             raise TargetError(f"the target {self.name} needs ONNX Runtime: pip install {self.package}")
         import onnxruntime
 

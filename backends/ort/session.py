@@ -14,9 +14,9 @@ from ...ir import Array, ArtifactError, AttncError, DType, Graph, State, TargetE
 from ..base import Executable, Options
 from ..onnx import MODEL_FILE
 from ..onnx.emitter import onnx_type
-from ..onnx.writer import Exported, embed, write
 from ..onnx.kernels import Dialect
 from ..onnx.save import save
+from ..onnx.writer import Exported, embed, write
 
 __all__ = ["OrtExecutable"]
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto
 
-from ...ir import Builder, Dim, DType, ModelError, Shape, SymDim, Tensor, TensorType, UnsupportedError, Value
+from ...ir import Builder, Dim, DType, Graph, ModelError, Shape, SymDim, Tensor, TensorType, UnsupportedError, Value
 from .contents import CONTENT_LIMIT, Content, Undecided, as_content
 from .files import Model, element_type, tensor_array
 from .sizes import Sizes
 
-__all__ = ["INFINITY", "Context", "Handler", "Item", "Result"]
+__all__ = ["INFINITY", "Context", "Handler", "Item", "Result", "Subgraphs"]
 
 INFINITY = 2**31 - 1
 """ONNX writes "to the end" as the largest integer of 32 or 64 bits."""
@@ -65,6 +65,18 @@ class Item:
         return self.content
 
 
+class Subgraphs(Protocol):
+    """What the importer does with the subgraphs of a node."""
+
+    def inline(self, graph: onnx.GraphProto) -> list[Item]: ...
+
+    def captures(self, *graphs: onnx.GraphProto) -> list[str]: ...
+
+    def region(self, graph: onnx.GraphProto, types: Sequence[TensorType], captured: Sequence[str]) -> Graph: ...
+
+    def outer(self, name: str) -> Item: ...
+
+
 class Context:
     """One node at import. Operands are numbered as in ONNX; an empty name is an absent operand."""
 
@@ -79,7 +91,7 @@ class Context:
         model: Model,
         sizes: Sizes,
         realise: Callable[[Item], Value],
-        inline: Callable[[onnx.GraphProto], list[Item]],
+        subgraphs: Subgraphs,
     ) -> None:
         self.node = node
         self.op_type = node.op_type
@@ -91,7 +103,7 @@ class Context:
         self._attributes = attributes
         self._read: set[str] = set()
         self._realise = realise
-        self.inline = inline
+        self._subgraphs = subgraphs
 
     # -- operands --------------------------------------------------------------------------------------------
 
@@ -208,6 +220,28 @@ class Context:
             raise self.error(f"axis {axis} is out of range for rank {rank}")
         return axis % rank
 
+    # -- subgraphs -------------------------------------------------------------------------------------------
+
+    def inline(self, graph: onnx.GraphProto) -> list[Item]:
+        """The results of a subgraph without inputs, its nodes put into this graph."""
+        return self._subgraphs.inline(graph)
+
+    def captures(self, *graphs: onnx.GraphProto) -> list[str]:
+        """The names that subgraphs take from outside and that stand for tensors of a run."""
+        return self._subgraphs.captures(*graphs)
+
+    def region(self, graph: onnx.GraphProto, types: Sequence[TensorType], captured: Sequence[str]) -> Graph:
+        """A subgraph as a graph of its own with inputs of these types, then the captures."""
+        return self._subgraphs.region(graph, types, captured)
+
+    def outer(self, name: str) -> Item:
+        """What a captured name stands for out here."""
+        return self._subgraphs.outer(name)
+
+    def fresh_size(self, what: str) -> Dim:
+        """A size that only a run knows, named after the node."""
+        return self.sizes.fresh(f"{self.node.name or self.node.output[0]}_{what}")
+
     # -- attributes ------------------------------------------------------------------------------------------
 
     def attr(self, name: str) -> Any:
@@ -255,7 +289,10 @@ class Context:
         ]
         if not unread:
             return []
-        defaults = onnx.defs.get_schema(self.op_type, self.version, self.node.domain).attributes
+        try:
+            defaults = onnx.defs.get_schema(self.op_type, self.version, self.node.domain).attributes
+        except onnx.defs.SchemaError:
+            defaults = {}
         return [
             f"{name} = {self.attr(name)}"
             for name in unread

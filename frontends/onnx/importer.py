@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
 from ...ir import AttncError, DType, Graph, ModelError, ShapeError, Tensor, TensorType, UnsupportedError, Value
-from ...ir.dims import Dim, SymDim
+from ...ir.dims import Dim, SymDim, symbols
 from .bodies import find_body, has_body
 from .contents import CONTENT_LIMIT, RULES, Content, Undecided, fits_dtype
 from .context import Context, Item
 from .files import Model, element_type, open_model, tensor_array
 from .folding import FoldingBuilder
-from .order import execution_order
+from .order import execution_order, free_names
 from .sizes import Sizes
 from .table import HANDLERS
 
@@ -29,7 +30,8 @@ _DEEPEST = 32
 """How deep functions may call functions."""
 
 _DAMAGE = (ValueError, IndexError, TypeError, KeyError, ArithmeticError, RuntimeError)
-"""What NumPy, onnx and we raise for fields that no valid model has, such as names that are not text."""
+"""What NumPy, onnx and we raise for fields that no valid model has, such as names that are not text (which protobuf
+then gives as bytes)."""
 
 Names = MutableMapping[str, Item]
 Functions = Mapping[tuple[str, str, str], FunctionProto]
@@ -41,19 +43,20 @@ def import_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Graph:
     model = open_model(source)
     try:
         return _import(model)
-    except _DAMAGE as error:
+    except (*_DAMAGE, AttributeError) as error:
         raise ModelError(f"{model.label} is damaged: {error}") from error
 
 
 def _import(model: Model) -> Graph:
     functions = {(_plain(f.domain), f.name, f.overload): f for f in model.proto.functions}
     opsets = {_plain(entry.domain): entry.version for entry in model.proto.opset_import}
+    _check_version(model, opsets.get("", 1))
     _check_operators(model, functions, opsets)
     sizes = Sizes()
     tensors: dict[str, Tensor] = {}
     for _ in range(_ATTEMPTS):
         try:
-            return _Importer(model, functions, opsets, sizes, tensors).run()
+            return _Importer(model, functions, opsets, sizes, tensors, model.proto.graph.name).run()
         except _Conflict as conflict:
             if not sizes.resolve(conflict.pair):
                 raise conflict.error from conflict.__cause__
@@ -67,6 +70,18 @@ class _Conflict(Exception):
         super().__init__(str(error))
         self.pair = pair
         self.error = error
+
+
+def _check_version(model: Model, version: int) -> None:
+    """Raises when the standard operators are of a version that does not exist yet: they may mean something else."""
+    newest = onnx.defs.onnx_opset_version()
+    if version > newest:
+        raise UnsupportedError(
+            f"{model.label} uses opset {version}, but the installed onnx package knows opsets up to {newest} only; "
+            "upgrade onnx, or export the model with an older opset"
+        )
+    if version < 1:
+        raise ModelError(f"{model.label} says that it uses opset {version}; there is none before 1")
 
 
 def _check_operators(model: Model, functions: Functions, opsets: Mapping[str, int]) -> None:
@@ -105,17 +120,22 @@ class _Importer:
         opsets: Mapping[str, int],
         sizes: Sizes,
         tensors: dict[str, Tensor],
+        name: str,
     ) -> None:
         self.model = model
         self.functions = functions
         self.opsets = opsets
         self.sizes = sizes
         self.tensors = tensors
-        self.graph = Graph(_identifier(model.proto.graph.name))
+        self.graph = Graph(_identifier(name))
         self.builder = FoldingBuilder(self.graph)
         self.depth = 0
         self.settled: set[Value] = set()
         """Values that have the name they keep."""
+
+    def child(self, name: str) -> _Importer:
+        """An importer for a region."""
+        return _Importer(self.model, self.functions, self.opsets, self.sizes, self.tensors, name)
 
     # -- the graph as a whole --------------------------------------------------------------------------------
 
@@ -127,11 +147,11 @@ class _Importer:
             raise UnsupportedError(f"{self.model.label} holds sparse initialisers: {', '.join(sorted(initialisers))}")
         self._add_inputs(proto, initialisers, names)
         self._add_initialisers(proto, names)
-        self._run_nodes(proto.node, names, self.opsets, {}, "")
+        self.run_nodes(proto.node, names, self.opsets, {}, "")
         for output in proto.output:
             if output.name not in names:
                 raise ModelError(f"{self.model.label}: nothing makes the output {output.name}")
-            self.graph.add_output(self._realise(names[output.name]), output.name)
+            self.graph.add_output(self.realise(names[output.name]), output.name)
         self.graph.remove_unused()
         return self.graph
 
@@ -173,7 +193,7 @@ class _Importer:
 
     # -- nodes -----------------------------------------------------------------------------------------------
 
-    def _run_nodes(
+    def run_nodes(
         self,
         nodes: Iterable[NodeProto],
         names: Names,
@@ -243,15 +263,10 @@ class _Importer:
             raise ModelError(f"its domain {domain or 'ai.onnx'} has no version in opset_import")
         version = opsets[domain]
 
-        def inline(graph: GraphProto) -> list[Item]:
-            inner: Names = ChainMap({}, names)
-            self._add_inner_initialisers(graph, inner)
-            self._run_nodes(graph.node, inner, opsets, attributes, f"{path}/")
-            return [inner[output.name] for output in graph.output]
-
         context = Context(
             node, items, given, version,
-            builder=self.builder, model=self.model, sizes=self.sizes, realise=self._realise, inline=inline,
+            builder=self.builder, model=self.model, sizes=self.sizes, realise=self.realise,
+            subgraphs=_Subgraphs(self, names, opsets, attributes, path),
         )  # fmt: skip
         content = self._content(context) if domain == "" else None
         if content is not None:
@@ -327,14 +342,10 @@ class _Importer:
         self.depth += 1
         try:
             opsets = {**outer, **{_plain(e.domain): e.version for e in function.opset_import}}
-            self._run_nodes(body, inner, opsets, attributes, f"{path}/")
+            self.run_nodes(body, inner, opsets, attributes, f"{path}/")
         finally:
             self.depth -= 1
         return [inner.get(name) for name in function.output]
-
-    def _add_inner_initialisers(self, graph: GraphProto, names: Names) -> None:
-        for tensor in graph.initializer:
-            names[tensor.name] = Item.of_tensor(Tensor(tensor_array(tensor, self.model)), tensor.name)
 
     # -- values ----------------------------------------------------------------------------------------------
 
@@ -349,7 +360,7 @@ class _Importer:
         self.settled.add(value)
         return item
 
-    def _realise(self, item: Item) -> Value:
+    def realise(self, item: Item) -> Value:
         if item.value is None:
             if item.tensor is not None:
                 item.value = self.graph.add_constant(item.tensor, item.name)
@@ -375,6 +386,66 @@ class _Importer:
             ]
             joined = parts[0] if len(parts) == 1 else b("concat", *parts, axis=0)
             return b.cast(b.reshape(joined, content.shape), item.dtype)
+
+
+@dataclass
+class _Subgraphs:
+    """The subgraphs of one node, in the scope that they are in."""
+
+    importer: _Importer
+    names: Names
+    opsets: Mapping[str, int]
+    attributes: Mapping[str, AttributeProto]
+    path: str
+
+    def inline(self, graph: GraphProto) -> list[Item]:
+        return self._run(self.importer, graph, ChainMap({}, self.names))
+
+    def captures(self, *graphs: GraphProto) -> list[str]:
+        free = dict.fromkeys(name for graph in graphs for name in free_names(graph))
+        return [name for name in free if not self._is_known(self.outer(name))]
+
+    def region(self, graph: GraphProto, types: Sequence[TensorType], captured: Sequence[str]) -> Graph:
+        child = self.importer.child(graph.name)
+        if len(types) != len(graph.input):
+            raise ModelError(f"the subgraph {graph.name} has {len(graph.input)} inputs, not {len(types)}")
+        inner: Names = {}
+        for value, type in zip(graph.input, types, strict=True):
+            inner[value.name] = Item.of_value(child.graph.add_input(value.name, type))
+        for name in captured:
+            inner[name] = Item.of_value(child.graph.add_input(name, self.outer(name).type))
+        child.settled.update(child.graph.inputs)
+        sizes = child.graph.size_names()
+        for name in free_names(graph):
+            known = self.outer(name)
+            if name not in captured:
+                inner[name] = Item(name, known.dtype, known.shape, None, known.tensor, known.content)
+            elif known.content is not None and _symbols(known.content) <= sizes:
+                inner[name].content = known.content
+        for output, item in zip(graph.output, self._run(child, graph, inner), strict=True):
+            child.graph.add_output(child.realise(item), output.name)
+        child.graph.remove_unused()
+        return child.graph
+
+    def outer(self, name: str) -> Item:
+        if name not in self.names:
+            raise ModelError(f"a subgraph reads {name}, which nothing defines")
+        return self.names[name]
+
+    @staticmethod
+    def _is_known(item: Item) -> bool:
+        """Whether the item is a constant, which a region holds itself."""
+        return item.tensor is not None or (item.content is not None and not _symbols(item.content))
+
+    def _run(self, importer: _Importer, graph: GraphProto, names: Names) -> list[Item]:
+        for tensor in graph.initializer:
+            names[tensor.name] = Item.of_tensor(Tensor(tensor_array(tensor, importer.model)), tensor.name)
+        importer.run_nodes(graph.node, names, self.opsets, self.attributes, f"{self.path}/")
+        return [names[output.name] for output in graph.output]
+
+
+def _symbols(content: Content) -> frozenset[str]:
+    return frozenset().union(*(symbols(d) for d in content.reshape(-1) if isinstance(d, SymDim)))
 
 
 def _bind_attributes(node: NodeProto, outer: Mapping[str, AttributeProto]) -> dict[str, AttributeProto]:

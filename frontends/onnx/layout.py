@@ -6,7 +6,7 @@ import numpy as np
 
 from ...ir import Dim, DType, SymDim, Tensor, Value, at_least, product
 from ...ir.operator import broadcast
-from .contents import Undecided, as_content
+from .contents import as_content
 from .context import INFINITY, Context, Handler, Item, Result
 
 __all__ = ["HANDLERS", "slice_axis"]
@@ -313,15 +313,6 @@ def _space_to_depth(context: Context) -> Value:
     return b.reshape(parts, (n, c * block**2, h // block, w // block))
 
 
-def _if(context: Context) -> list[Result]:
-    """Only the branch that runs, where the condition follows from sizes."""
-    try:
-        chosen = bool(context.content(0).reshape(-1)[0])
-    except Undecided:
-        raise context.unsupported("its condition is computed from data; only conditions on sizes are known") from None
-    return [*context.inline(context.attr("then_branch" if chosen else "else_branch"))]
-
-
 HANDLERS: dict[str, Handler] = {
     "Shape": _shape,
     "Size": _size,
@@ -342,6 +333,5 @@ HANDLERS: dict[str, Handler] = {
     "EyeLike": _eye_like,
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
-    "If": _if,
 }
 """ONNX operator → handler."""

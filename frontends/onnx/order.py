@@ -8,7 +8,7 @@ from onnx import GraphProto, NodeProto
 
 from ...ir import ModelError
 
-__all__ = ["execution_order"]
+__all__ = ["execution_order", "free_names"]
 
 
 def execution_order(nodes: Iterable[NodeProto], known: set[str], label: str) -> list[NodeProto]:
@@ -63,11 +63,12 @@ def _operands(node: NodeProto) -> list[str]:
     names = [name for name in node.input if name]
     for attribute in node.attribute:
         for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            names += _free_names(graph)
+            names += free_names(graph)
     return names
 
 
-def _free_names(graph: GraphProto) -> list[str]:
+def free_names(graph: GraphProto) -> list[str]:
+    """The names that a subgraph takes from outside, in order of first use."""
     bound = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     bound |= {name for node in graph.node for name in node.output}
     read = [name for node in graph.node for name in _operands(node)] + [value.name for value in graph.output]

@@ -64,6 +64,10 @@ class Sizes:
             self._names[text] = name
         return self._names[text]
 
+    def fresh(self, name: str) -> Dim:
+        """A size that only a run knows."""
+        return substitute_dim(symbol(self._identifier(name)), self.equal)
+
     def minimum(self, a: Dim, b: Dim) -> Dim:
         found = dim_min(a, b)
         return self.choices.get(str(found), found)

@@ -12,7 +12,8 @@ from ..attributes import Attr
 from ..builder import Builder
 from ..dims import SymDim, at_least, symbols
 from ..expr import Call as FnCall
-from ..expr import Const, Expr, Load, Var, evaluate, is_boolean, parse, variables, walk
+from ..expr import Const, Expr, Load, Var, is_boolean, parse, variables, walk
+from ..expreval import evaluate
 from ..exprlower import ExprLowering
 from ..graph import Value
 from ..maskset import MaskSet, causal

@@ -67,7 +67,7 @@ class ScatterND(Operator):
     def samples(self) -> Iterable[Sample]:
         rows = np.array([[2], [-3]])
         yield Sample((_X, rows, -_X[:2]))
-        yield Sample((_X, np.array([[0, 1], [0, 1], [2, -1]]), np.float32([5, 6, 7])), {"reduction": "add"})
+        yield Sample((_X, np.array([[0, 1], [0, 1], [2, -1]]), np.array([5, 6, 7], np.float32)), {"reduction": "add"})
         yield Sample((_X, rows, _X[:2]), {"reduction": "max"})
 
 
@@ -132,7 +132,7 @@ class TopK(Operator):
 
     def samples(self) -> Iterable[Sample]:
         x = np.array([[1, 3, 3, 0], [2, 2, 5, 2]], np.float32)
-        yield Sample((x,), {"k": 2}, (np.float32([[3, 3], [5, 2]]), np.array([[1, 2], [2, 0]])))
+        yield Sample((x,), {"k": 2}, (np.array([[3, 3], [5, 2]], np.float32), np.array([[1, 2], [2, 0]])))
         yield Sample((x,), {"k": 3, "largest": False})
         yield Sample((x,), {"k": 1, "axis": 0})
 

@@ -17,8 +17,8 @@ from ..types import TensorType
 
 class Conv(Operator):
     """y[b, o, p] = bias[o] + sum over c, r of x[b, c, p * stride + r * dilation - before] w[o, c, r], x being zero
-    outside: the convolution of the neural networks (a correlation) on any number of spatial axes. With ``groups`` the channels of x
-    and the filters fall into as many independent parts."""
+    outside: the convolution of the neural networks (a correlation) on any number of spatial axes. With ``groups`` the
+    channels of x and the filters fall into as many independent parts."""
 
     name = "conv"
     inputs = ("x", "w", "bias?")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,7 +12,6 @@ from attnc.ir import (
     OPERATORS,
     Array,
     Graph,
-    ModelError,
     Operator,
     Sample,
     ShapeError,
@@ -21,7 +21,7 @@ from attnc.ir import (
     symbol,
 )
 
-__all__ = ["Case", "cases"]
+__all__ = ["Case", "cases", "since"]
 
 
 @dataclass
@@ -71,3 +71,9 @@ def _case(name: str, op: Operator, sample: Sample, symbolic: bool, wide: bool) -
         graph.add_output(value, f"y{position}")
     return Case(name, graph, feeds, states)
 
+
+def since(error: UnsupportedError) -> int:
+    """The first opset that has what an error says is lacking."""
+    found = re.search(r"from opset (\d+) on", str(error))
+    assert found, error
+    return int(found[1])

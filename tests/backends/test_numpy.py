@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+
 from attnc.backends.base import Options
 from attnc.backends.numpy import NumpyBackend
 from attnc.ir import Builder, DType, Graph, State, TensorType, evaluate, symbol
@@ -33,6 +34,6 @@ def test_states_are_carried() -> None:
     graph.add_output(Builder(graph)("state_append", x, state="seen", axis=0), "all")
     executable = NumpyBackend().load(graph, None, Options())
     states = {"seen": np.zeros(0, np.float32)}
-    executable.run({"x": np.float32([1, 2])}, states)
-    assert executable.run({"x": np.float32([3])}, states)["all"].tolist() == [1, 2, 3]
+    executable.run({"x": np.array([1, 2], np.float32)}, states)
+    assert executable.run({"x": np.array([3], np.float32)}, states)["all"].tolist() == [1, 2, 3]
     executable.close()

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+
 from attnc.backends.base import Options
 from attnc.backends.onnx import OnnxBackend, export, export_onnx, save
 from attnc.backends.ort import OrtCpuBackend
-from attnc.ir import DType, Graph, OutputError, Tensor, TensorType, evaluate
+from attnc.ir import Array, DType, Graph, OutputError, Tensor, TensorType, evaluate
 
 
 def weights() -> Graph:
@@ -21,7 +22,7 @@ def weights() -> Graph:
     graph = Graph("weights")
     x = graph.add_input("x", TensorType(DType.FLOAT32, ()))
     large = rng.normal(size=(40, 50)).astype(np.float32)
-    arrays = {
+    arrays: dict[str, Array] = {
         "plain": large,
         "turned": np.asfortranarray(large * 2),
         "strided": np.ascontiguousarray(large)[::3, ::2],
@@ -30,7 +31,7 @@ def weights() -> Graph:
         "brain": large.astype(DType.BFLOAT16.numpy),
         "long": np.arange(500),
         "bits": large > 0,
-        "small": np.float32([1, 2, 3]),
+        "small": np.array([1, 2, 3], np.float32),
     }
     for name, array in arrays.items():
         value = graph.add("cast", graph.add_constant(array, name), attrs={"dtype": DType.FLOAT32})[0]

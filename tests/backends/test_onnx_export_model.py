@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+
 from attnc.backends.base import Options
 from attnc.backends.onnx import OnnxBackend, export
-from attnc.backends.onnx.writer import embed, write
 from attnc.backends.onnx.kernels import Dialect
 from attnc.backends.onnx.reference import ReferenceExecutable
+from attnc.backends.onnx.writer import embed, write
 from attnc.backends.ort import OrtCpuBackend
 from attnc.ir import (
     Array,
@@ -381,5 +382,7 @@ def test_constants_are_shared() -> None:
     weight = Tensor(np.arange(4096, dtype=np.float32))
     for number in range(2):
         w = graph.add_constant(weight, f"w{number}")
-        graph.add_output(graph.add("mul", graph.add("add", x, w)[0], graph.add_constant(np.float32(2)))[0], f"y{number}")
+        graph.add_output(
+            graph.add("mul", graph.add("add", x, w)[0], graph.add_constant(np.float32(2)))[0], f"y{number}"
+        )
     assert len(export(graph).graph.initializer) == 2

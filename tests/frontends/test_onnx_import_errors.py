@@ -65,6 +65,12 @@ def test_no_graph(tmp_path: Path) -> None:
         load_onnx(write(tmp_path, proto.SerializeToString()))
 
 
+@pytest.mark.parametrize(("version", "message"), [(999, "opset 999, but .*upgrade onnx"), (0, "opset 0")])
+def test_operator_sets_that_do_not_exist(version: int, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_onnx(model(ADD, version))
+
+
 def test_no_operator_set() -> None:
     proto = model(ADD)
     del proto.opset_import[:]
@@ -89,7 +95,7 @@ MIXED = """g (float[seq, 6] x, int64[seq] p) => (float[a, b, c] y) <float[6] w =
 }"""
 
 
-@settings(max_examples=4000)
+@settings(max_examples=300)
 @given(st.integers(0, 10**9), st.integers(0, 255), st.integers(0, 10**9), st.integers(0, 255))
 def test_damaged_bytes_never_surprise(first: int, value: int, second: int, other: int) -> None:
     """Whatever two bytes become, the import works or says what is wrong."""

@@ -22,8 +22,6 @@ from attnc.ir.expr import (
     Load,
     Var,
     call,
-    evaluate,
-    fold,
     is_boolean,
     lift,
     loads,
@@ -32,6 +30,7 @@ from attnc.ir.expr import (
     substitute,
     variables,
 )
+from attnc.ir.expreval import evaluate, fold
 
 LEAVES = st.one_of(
     st.booleans().map(Const),

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc.ir.errors import InputError, ParseError
-from attnc.ir.expr import evaluate, is_boolean, parse, variables
+from attnc.ir.expr import is_boolean, parse, variables
+from attnc.ir.expreval import evaluate
 from attnc.ir.maskset import MaskSet, band, block, causal, dilated, fixed, heads, prefix, strided, window
 
 # -- random conditions, as isl's text and as Python's ----------------------------------------------------------------

@@ -329,6 +329,13 @@ def _scatter_free(x: Any, indices: Any, **a: Any) -> Any:
     return reference("GatherND", x, indices, batch_dims=a.get("batch_dims", 0))[0]
 
 
+def _conv(x: Any, w: Any, bias: Any = None, **a: Any) -> Any:
+    zeros = (0,) * (x.ndim - 2)
+    pads = [*a.get("before", zeros), *a.get("after", zeros)]
+    attrs = {"strides": a.get("strides"), "dilations": a.get("dilations"), "group": a.get("groups", 1)}
+    return runtime("Conv", x, w, bias, pads=pads, **attrs)[0]
+
+
 REFERENCE: Mapping[str, Callable[..., Any]] = {
     "reduce_sum": _reduced("ReduceSum"),
     "reduce_mean": _reduced("ReduceMean"),
@@ -354,6 +361,17 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "gather": lambda x, i, **a: reference("Gather", x, i, axis=a.get("axis", 0))[0],
     "gather_elements": lambda x, i, **a: runtime("GatherElements", x, i, axis=a["axis"])[0],
     "gather_nd": _scatter_free,
+    "scatter_nd": lambda *xs, **a: runtime("ScatterND", *xs, reduction=a.get("reduction", "none"))[0],
+    "scatter_elements": lambda *xs, **a: runtime(
+        "ScatterElements", *xs, axis=a.get("axis", 0), reduction=a.get("reduction", "none")
+    )[0],
+    "top_k": lambda x, **a: reference(
+        "TopK", x, np.array([a["k"]]), outputs=2, axis=a.get("axis", -1), largest=int(a.get("largest", True))
+    )[0],
+    "conv": _conv,
+    "dft": lambda x, **a: reference(
+        "DFT", x, None, np.array(a["axis"]), inverse=int(a.get("inverse", False))
+    )[0],
     "layer_norm": lambda x, w=None, b=None, **a: runtime(
         "LayerNormalization", x, np.ones(x.shape[a.get("axis", -1) :], np.float32) if w is None else w, b,
         axis=a.get("axis", -1), epsilon=a.get("eps", 1e-5),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from attnc.ir import OPERATORS, DType, Graph, Node, TensorType, UnsupportedError, evaluate, parse, symbol, verify
 from attnc.passes.lower import lower
 from attnc.tests.backends.samples import Case, cases
@@ -12,10 +13,10 @@ PRIMITIVES = frozenset(
     {"add", "sub", "mul", "div", "mod", "exp", "log", "sqrt", "tanh", "sigmoid", "erf", "min", "max", "abs", "neg"}
     | {"and", "or", "not", "equal", "less", "less_equal", "greater", "greater_equal", "where", "cast", "matmul", "pow"}
     | {"reduce_sum", "reduce_max", "reduce_mean", "reshape", "transpose", "expand", "concat", "slice", "gather"}
-    | {"iota", "size", "scan", "cond", "loop"}
+    | {"iota", "size", "cumsum", "sin", "cos", "scan", "cond", "loop"}
 )
 COMPOSITES = sorted({"gelu", "silu", "softmax", "log_softmax", "layer_norm", "rms_norm", "attention", "rope"} |
-                    {"rnn", "gru", "lstm"})  # fmt: skip
+                    {"rnn", "gru", "lstm", "dft"})  # fmt: skip
 
 
 def primitive(node: Node) -> bool:
@@ -93,6 +94,6 @@ def test_regions_are_lowered_too() -> None:
 def test_neither_supported_nor_decomposable() -> None:
     graph = Graph()
     x = graph.add_input("x", TensorType(DType.FLOAT32, (4,)))
-    graph.add_output(graph.add("cumsum", x, source="model.py:3")[0], "y")
-    with pytest.raises(UnsupportedError, match=r"cumsum at model\.py:3 is not supported and has no decomposition"):
+    graph.add_output(graph.add("argmax", x, source="model.py:3")[0], "y")
+    with pytest.raises(UnsupportedError, match=r"argmax at model\.py:3 is not supported and has no decomposition"):
         lower(graph, primitive)
