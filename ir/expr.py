@@ -334,6 +334,7 @@ def _children(e: Expr) -> tuple[Expr, ...]:
 
 
 def rebuild(e: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The same node over changed children."""
     if isinstance(e, Call):
         return Call(e.fn, tuple(change(a) for a in e.args))
     return Load(e.tensor, tuple(change(a) for a in e.index)) if isinstance(e, Load) else e

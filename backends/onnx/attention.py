@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import Builder, Dim, DType, Expr, MaskSet, Node, ParseError, Value, substitute_dim, symbol, symbols
+from ...ir import Builder, Dim, DType, Expr, MaskSet, Node, ParseError, Value, at_least, substitute_dim, symbol, symbols
 from ...ir.expr import Call, Const, Var, loads, variables, walk
 from ...ir.exprlower import ExprLowering
 from ...ir.ops.attention import AXES, DOT
@@ -54,27 +54,30 @@ def _plan(node: Node, dialect: Dialect) -> _Plan | None:
         if not softcap and (bias is None or not _is_finite(node, bias)):
             return None
     mask: MaskSet | None = node.attr("mask")
+    if not _every_query_sees_a_key(node, mask):
+        return None
     if mask is None or mask.is_all:
         return _Plan(bias=bias, softcap=softcap)
     if softcap:
-        return None
-    if not _every_query_sees_a_key(node, mask):
         return None
     if bias is None and q.shape[2] == k.shape[2] and mask.same_set(MaskSet("j <= i")):
         return _Plan(is_causal=True)
     return _Plan(mask=mask, bias=bias)
 
 
-def _every_query_sees_a_key(node: Node, mask: MaskSet) -> bool:
+def _every_query_sees_a_key(node: Node, mask: MaskSet | None) -> bool:
     """Proves it for all sizes: those of states may be 0, the others are at least 1. False when there is no proof."""
     q, k = node.inputs[0], node.inputs[1]
     assert q is not None
     assert k is not None
+    # Both sets and sizes take every symbol to be at least 1, so a size that may be 0 is a symbol less 1.
     growing = {name for state in node.graph.states.values() for d in state.type.shape for name in symbols(d)}
+    less: dict[str, Dim] = {name: symbol(name) - 1 for name in growing}
+    if mask is None:
+        return at_least(substitute_dim(k.shape[2], less), 1) is True
 
     def shown(d: Dim) -> str:
-        # Sets take every parameter to be at least 1, so a size that may be 0 is a parameter less 1.
-        return str(substitute_dim(d, {name: symbol(name) - 1 for name in growing}))
+        return str(substitute_dim(d, less))
 
     lengths = {"n": q.shape[2], "m": k.shape[2]}
     condition = re.sub(r"^\[[^\]]*\] -> ", "", mask.text)

@@ -28,6 +28,7 @@ _LONG_UNSIGNED = frozenset({DType.UINT32, DType.UINT64})
 
 _NO_FLOAT64 = (
     "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Erf", "Softplus", "Gelu",
+    "Conv",
 )  # fmt: skip
 _NO_LONG_UNSIGNED = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "CumSum")
 

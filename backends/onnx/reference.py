@@ -11,8 +11,9 @@ from onnx.reference import ReferenceEvaluator
 
 from ...ir import Array, AttncError, Graph
 from ..base import Executable
+from . import MODEL_FILE
 from .kernels import Dialect
-from .writer import embed, write
+from .writer import embed, write, written_states
 
 __all__ = ["ReferenceExecutable"]
 
@@ -22,13 +23,13 @@ class ReferenceExecutable(Executable):
 
     def __init__(self, graph: Graph, folder: Path | None, dialect: Dialect) -> None:
         self._graph = graph
-        exported = write(graph, dialect)
-        self._written = exported.written_states
+        self._written = list(written_states(graph))
         if folder is None:
+            exported = write(graph, dialect)
             embed(exported)
             model = exported.model
         else:
-            model = onnx.load(folder / "model.onnx")
+            model = onnx.load(folder / MODEL_FILE)
         self._evaluator = ReferenceEvaluator(model)
 
     def run(self, feeds: Mapping[str, Array], states: dict[str, Array]) -> dict[str, Array]:

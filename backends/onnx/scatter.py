@@ -26,7 +26,11 @@ def _scatter(op_type: str) -> Emission:
         attrs: dict[str, Any] = {} if reduction == "none" else {"reduction": reduction}
         if "axis" in node.attrs:
             attrs["axis"] = node.attr("axis")
-        return e.compute(op_type, x, e.cast(indices, DType.INT64), updates, **attrs)
+        # Runtimes bring numbers together in few types; bool's sum is "or" and its product "and", as with integers.
+        narrow = {DType.FLOAT16: DType.FLOAT32, DType.BFLOAT16: DType.FLOAT32, DType.BOOL: DType.INT32}
+        wide = narrow.get(x.dtype, x.dtype) if attrs.get("reduction") else x.dtype
+        made = e.compute(op_type, e.cast(x, wide), e.cast(indices, DType.INT64), e.cast(updates, wide), **attrs)
+        return e.cast(made, x.dtype)
 
     return Emission(emit)
 

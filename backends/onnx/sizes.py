@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...ir import Dim, DType, SymDim, UnsupportedError, symbols
+from ...ir import Dim, DType, SymDim, symbols
 from ...ir.dims import Atom, lower_bound
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ class Sizes:
     def _symbol(self, name: str) -> Ref:
         e = self._emitter
         if name not in self._origin:
-            raise UnsupportedError(
-                f"the size {name} cannot be computed in ONNX: no input, state or result has an axis of that size alone"
+            raise e.unsupported(
+                f"the size {name} cannot be computed: no input, state or result has an axis of that size alone"
             )
         d = next(s for s in self._origin[name][0].shape if str(s) == name)
         if d in self._known:

@@ -13,13 +13,13 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ...ir import Graph, OutputError, Tensor, UsageError
+from ...ir import Graph, OutputError, Tensor, UsageError, Value
 from ...ir.dims import symbols
 from .emitter import Emitter, onnx_type, value_info
 from .kernels import Dialect
 from .table import EMISSIONS
 
-__all__ = ["DEFAULT_OPSET", "Exported", "check_opset", "export", "to_tensor_proto", "write"]
+__all__ = ["DEFAULT_OPSET", "Exported", "check_opset", "export", "to_tensor_proto", "write", "written_states"]
 
 DEFAULT_OPSET = 23
 _FIRST_OPSET = 13
@@ -34,8 +34,6 @@ class Exported:
 
     model: onnx.ModelProto
     initialisers: dict[str, Tensor] = field(default_factory=dict)
-    written_states: tuple[str, ...] = ()
-    """The states that have an output ``present_NAME``, in that order."""
 
 
 def check_opset(opset: int) -> int:
@@ -92,12 +90,10 @@ def write(graph: Graph, dialect: Dialect) -> Exported:
     outputs = [value_info(name, o.value.type) for name, o in zip(output_names, graph.outputs, strict=True)]
     for name, output in zip(output_names, graph.outputs, strict=True):
         e.alias(output.value, name)
-    writes = {node.attr("state"): node.output for node in graph.nodes if node.op.has_effect and "state" in node.attrs}
-    written = tuple(name for name in graph.states if name in writes)
-    for state_name in written:
+    for state_name, value in written_states(graph).items():
         name = e.names.unique(f"present_{state_name}")
-        e.alias(writes[state_name], name)
-        outputs.append(value_info(name, writes[state_name].type))
+        e.alias(value, name)
+        outputs.append(value_info(name, value.type))
     proto = helper.make_graph(
         e.nodes, graph.name, inputs, outputs, value_info=e.value_infos, doc_string=_describe(graph)
     )
@@ -110,7 +106,13 @@ def write(graph: Graph, dialect: Dialect) -> Exported:
         producer_version=_version(),
         doc_string=f"{graph.name}, written by attnc",
     )
-    return Exported(model, e.names.initialisers, written)
+    return Exported(model, e.names.initialisers)
+
+
+def written_states(graph: Graph) -> dict[str, Value]:
+    """The states that a run writes, in their order, and what it writes: the model's outputs ``present_NAME``."""
+    writes = {node.attr("state"): node.output for node in graph.nodes if node.op.has_effect and "state" in node.attrs}
+    return {name: writes[name] for name in graph.states if name in writes}
 
 
 def _claim_outputs(graph: Graph, e: Emitter) -> list[str]:

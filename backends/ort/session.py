@@ -16,7 +16,7 @@ from ..onnx import MODEL_FILE
 from ..onnx.emitter import onnx_type
 from ..onnx.kernels import Dialect
 from ..onnx.save import save
-from ..onnx.writer import Exported, embed, write
+from ..onnx.writer import Exported, embed, write, written_states
 
 __all__ = ["OrtExecutable"]
 
@@ -63,9 +63,7 @@ class OrtExecutable(Executable):
             )
         self._inputs = [i.name for i in self._session.get_inputs()]
         self._outputs = [o.name for o in self._session.get_outputs()]
-        written = {n.attr("state") for n in graph.nodes if n.op.has_effect and "state" in n.attrs}
-        self._written = [graph.states[name] for name in graph.states if name in written]
-        self._device = "cuda" if "CUDA" in providers[0] else "cpu"
+        self._written = [graph.states[name] for name in written_states(graph)]
 
     def run(self, feeds: Mapping[str, Array], states: dict[str, Array]) -> dict[str, Array]:
         arrays = [feeds[v.name] for v in self._graph.inputs] + [states[name] for name in self._graph.states]
@@ -126,7 +124,7 @@ def _from_ort(value: Any, dtype: DType) -> Array:
 
 
 def _bfloat16(value: Any) -> Array:
-    """NumPy has no bfloat16, so ONNX Runtime does not hand it over as an array; its memory is read through DLPack."""
+    """NumPy has no bfloat16 of its own, so ONNX Runtime gives no array: the bits are copied from its memory."""
     import ctypes
 
     size = int(np.prod(value.shape(), dtype=np.int64))

@@ -21,6 +21,7 @@ __all__ = [
     "gru_cell",
     "layer_normed",
     "learned_positions",
+    "lstm",
     "multi_head_attention",
     "parallel_block",
     "post_norm",
@@ -146,20 +147,41 @@ def parallel_block(x: Tensor, norm: Layer, *layers: Layer) -> Tensor:
     return x
 
 
-def gru(x: Tensor, hidden: int, name: str = "gru", direction: str = "forward") -> tuple[Tensor, Tensor]:
-    """A GRU layer over x [batch, n, in] (Cho et al. 2014): all states [batch, n, dirs * hidden] and the last of each
-    direction [dirs, batch, hidden]. Weights as ONNX has them: ``name.w`` [dirs, 3·hidden, in], ``name.r`` [dirs,
-    3·hidden, hidden], ``name.b`` [dirs, 6·hidden], gates in the order update, reset, new."""
+def _recurrent(kind: str, x: Tensor, hidden: int, name: str, direction: str) -> tuple[Tensor, ...]:
+    """A recurrent operator over x [batch, n, in]: all states [batch, n, dirs * hidden], then its other results."""
     model = x.model
+    gates = {"gru": 3, "lstm": 4}[kind]
     dirs = 2 if direction == "bidirectional" else 1
     batch, n, width = x.shape[0], x.shape[1], _width(x)
     weights = [
-        model.parameter(f"{name}.w", (dirs, 3 * hidden, width)),
-        model.parameter(f"{name}.r", (dirs, 3 * hidden, hidden)),
-        model.parameter(f"{name}.b", (dirs, 6 * hidden), "zeros"),
+        model.parameter(f"{name}.w", (dirs, gates * hidden, width), "fan_in_last"),
+        model.parameter(f"{name}.r", (dirs, gates * hidden, hidden), "fan_in_last"),
+        model.parameter(f"{name}.b", (dirs, 2 * gates * hidden), "zeros"),
     ]
-    y, last = model.multi("gru", x.transpose(1, 0, 2), *weights, hidden=hidden, direction=direction)
-    return y.transpose(2, 0, 1, 3).reshape(batch, n, dirs * hidden), last
+    y, *last = model.multi(kind, x.transpose(1, 0, 2), *weights, hidden=hidden, direction=direction)
+    return (y.transpose(2, 0, 1, 3).reshape(batch, n, dirs * hidden), *last)
+
+
+def gru(x: Tensor, hidden: int, name: str = "gru", direction: str = "forward") -> tuple[Tensor, Tensor]:
+    """A GRU layer over x [batch, n, in] (Cho et al. 2014): all states [batch, n, dirs * hidden] and the last of each
+    direction [dirs, batch, hidden].
+
+    Weights as ONNX has them: ``name.w`` [dirs, 3·hidden, in], ``name.r`` [dirs, 3·hidden, hidden], ``name.b`` [dirs,
+    6·hidden], gates in the order update, reset, new.
+    """
+    y, last = _recurrent("gru", x, hidden, name, direction)
+    return y, last
+
+
+def lstm(x: Tensor, hidden: int, name: str = "lstm", direction: str = "forward") -> tuple[Tensor, Tensor, Tensor]:
+    """An LSTM layer over x [batch, n, in] (Hochreiter and Schmidhuber 1997): all states [batch, n, dirs * hidden], and
+    the last state and the last cell of each direction [dirs, batch, hidden].
+
+    Weights as ONNX has them: ``name.w`` [dirs, 4·hidden, in], ``name.r`` [dirs, 4·hidden, hidden], ``name.b`` [dirs,
+    8·hidden], gates in the order input, output, forget, cell.
+    """
+    y, last, cell = _recurrent("lstm", x, hidden, name, direction)
+    return y, last, cell
 
 
 def gru_cell(x: Tensor, state: Tensor, name: str = "gru") -> Tensor:

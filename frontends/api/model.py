@@ -36,17 +36,19 @@ __all__ = ["Model"]
 Initialiser = Callable[[np.random.Generator, tuple[int, ...]], ArrayLike]
 
 
-def _fan_in(rng: np.random.Generator, shape: tuple[int, ...]) -> ArrayLike:
-    return rng.normal(scale=1 / np.sqrt(max(1, shape[0])), size=shape)
+def _fan_in(axis: int) -> Initialiser:
+    return lambda rng, shape: rng.normal(scale=1 / np.sqrt(max(1, shape[axis])), size=shape)
 
 
 INITIALISERS: Mapping[str, Initialiser] = {
-    "fan_in": _fan_in,
+    "fan_in": _fan_in(0),
+    "fan_in_last": _fan_in(-1),
     "normal": lambda rng, shape: rng.normal(scale=0.02, size=shape),
     "zeros": lambda rng, shape: np.zeros(shape),
     "ones": lambda rng, shape: np.ones(shape),
 }
-"""How a parameter begins when no weights are given: normal with variance 1/rows, normal with deviation 0.02, 0, 1."""
+"""How a parameter begins when no weights are given: normal with variance 1/rows or 1/columns, normal with deviation
+0.02, 0, 1."""
 
 
 class Model:

@@ -173,6 +173,10 @@ class Tensor:
         """The largest element along the axes (all when none is given)."""
         return self.op("reduce_max", axes=axes or None, keepdims=keepdims)
 
+    def argmax(self, axis: int = -1) -> Tensor:
+        """The position (int64) of the largest element along ``axis``, the first of several."""
+        return self.op("argmax", axis=axis)
+
     def __getitem__(self, index: Any) -> Any:
         """``x[0]``, ``x[:, 1:]``, ``x[..., -1]``, ``x[None]`` slice (steps of 1; a bound may be a dimension);
         ``x[i, j]`` with index variables of a score or mask is an expression."""

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections import ChainMap, Counter
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
 from ...ir import AttncError, DType, Graph, ModelError, ShapeError, Tensor, TensorType, UnsupportedError, Value
-from ...ir.dims import Dim, SymDim, symbols
-from .bodies import find_body, has_body
+from ...ir.dims import Dim, SymDim
+from .bodies import find_body
+from .checks import Functions, check_operators, check_version, plain_domain
 from .contents import CONTENT_LIMIT, RULES, Content, Undecided, fits_dtype
 from .context import Context, Item
 from .files import Model, element_type, open_model, tensor_array
 from .folding import FoldingBuilder
-from .order import execution_order, free_names
+from .order import execution_order
 from .sizes import Sizes
+from .subgraphs import Names, NodeSubgraphs
 from .table import HANDLERS
 
 __all__ = ["import_model"]
@@ -33,10 +33,6 @@ _DAMAGE = (ValueError, IndexError, TypeError, KeyError, ArithmeticError, Runtime
 """What NumPy, onnx and we raise for fields that no valid model has, such as names that are not text (which protobuf
 then gives as bytes)."""
 
-Names = MutableMapping[str, Item]
-Functions = Mapping[tuple[str, str, str], FunctionProto]
-"""(domain, name, overload) → local function."""
-
 
 def import_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Graph:
     """See ``load_onnx``."""
@@ -48,15 +44,15 @@ def import_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Graph:
 
 
 def _import(model: Model) -> Graph:
-    functions = {(_plain(f.domain), f.name, f.overload): f for f in model.proto.functions}
-    opsets = {_plain(entry.domain): entry.version for entry in model.proto.opset_import}
-    _check_version(model, opsets.get("", 1))
-    _check_operators(model, functions, opsets)
+    functions = {(plain_domain(f.domain), f.name, f.overload): f for f in model.proto.functions}
+    opsets = {plain_domain(entry.domain): entry.version for entry in model.proto.opset_import}
+    check_version(model, opsets.get("", 1))
+    check_operators(model, functions, opsets)
     sizes = Sizes()
     tensors: dict[str, Tensor] = {}
     for _ in range(_ATTEMPTS):
         try:
-            return _Importer(model, functions, opsets, sizes, tensors, model.proto.graph.name).run()
+            return Importer(model, functions, opsets, sizes, tensors, model.proto.graph.name).run()
         except _Conflict as conflict:
             if not sizes.resolve(conflict.pair):
                 raise conflict.error from conflict.__cause__
@@ -72,47 +68,7 @@ class _Conflict(Exception):
         self.error = error
 
 
-def _check_version(model: Model, version: int) -> None:
-    """Raises when the standard operators are of a version that does not exist yet: they may mean something else."""
-    newest = onnx.defs.onnx_opset_version()
-    if version > newest:
-        raise UnsupportedError(
-            f"{model.label} uses opset {version}, but the installed onnx package knows opsets up to {newest} only; "
-            "upgrade onnx, or export the model with an older opset"
-        )
-    if version < 1:
-        raise ModelError(f"{model.label} says that it uses opset {version}; there is none before 1")
-
-
-def _check_operators(model: Model, functions: Functions, opsets: Mapping[str, int]) -> None:
-    """Raises UnsupportedError that lists every operator that has no handler and no function body."""
-    missing: Counter[tuple[str, str]] = Counter()
-    pending: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [(model.proto.graph.node, opsets)]
-    seen: set[tuple[str, str, str]] = set()
-    while pending:
-        nodes, versions = pending.pop()
-        for node in nodes:
-            key = (_plain(node.domain), node.op_type)
-            local = (*key, node.overload)
-            if local in functions:
-                if local not in seen:
-                    seen.add(local)
-                    function = functions[local]
-                    pending.append((function.node, {_plain(e.domain): e.version for e in function.opset_import}))
-            elif key not in HANDLERS and not has_body(node, versions.get(key[0], 0)):
-                missing[key] += 1
-    if missing:
-        listed = ", ".join(
-            f"{count} × {domain + '.' if domain else ''}{op}" for (domain, op), count in sorted(missing.items())
-        )
-        raise UnsupportedError(
-            f"{model.label} uses operators that attnc does not know: {listed}. "
-            "Export the model with other settings (a plain opset 18 export without contrib operators), or make these "
-            "operators functions of the model (onnx local functions)"
-        )
-
-
-class _Importer:
+class Importer:
     def __init__(
         self,
         model: Model,
@@ -133,9 +89,9 @@ class _Importer:
         self.settled: set[Value] = set()
         """Values that have the name they keep."""
 
-    def child(self, name: str) -> _Importer:
+    def child(self, name: str) -> Importer:
         """An importer for a region."""
-        return _Importer(self.model, self.functions, self.opsets, self.sizes, self.tensors, name)
+        return Importer(self.model, self.functions, self.opsets, self.sizes, self.tensors, name)
 
     # -- the graph as a whole --------------------------------------------------------------------------------
 
@@ -254,7 +210,7 @@ class _Importer:
         path: str,
         attributes: Mapping[str, AttributeProto],
     ) -> list[Item | None]:
-        domain = _plain(node.domain)
+        domain = plain_domain(node.domain)
         key = (domain, node.op_type)
         local = self.functions.get((*key, node.overload))
         if local is not None:
@@ -266,7 +222,7 @@ class _Importer:
         context = Context(
             node, items, given, version,
             builder=self.builder, model=self.model, sizes=self.sizes, realise=self.realise,
-            subgraphs=_Subgraphs(self, names, opsets, attributes, path),
+            subgraphs=NodeSubgraphs(self, names, opsets, attributes, path),
         )  # fmt: skip
         content = self._content(context) if domain == "" else None
         if content is not None:
@@ -341,7 +297,7 @@ class _Importer:
         body = [_without(n, absent) for n in function.node] if absent else function.node
         self.depth += 1
         try:
-            opsets = {**outer, **{_plain(e.domain): e.version for e in function.opset_import}}
+            opsets = {**outer, **{plain_domain(e.domain): e.version for e in function.opset_import}}
             self.run_nodes(body, inner, opsets, attributes, f"{path}/")
         finally:
             self.depth -= 1
@@ -388,66 +344,6 @@ class _Importer:
             return b.cast(b.reshape(joined, content.shape), item.dtype)
 
 
-@dataclass
-class _Subgraphs:
-    """The subgraphs of one node, in the scope that they are in."""
-
-    importer: _Importer
-    names: Names
-    opsets: Mapping[str, int]
-    attributes: Mapping[str, AttributeProto]
-    path: str
-
-    def inline(self, graph: GraphProto) -> list[Item]:
-        return self._run(self.importer, graph, ChainMap({}, self.names))
-
-    def captures(self, *graphs: GraphProto) -> list[str]:
-        free = dict.fromkeys(name for graph in graphs for name in free_names(graph))
-        return [name for name in free if not self._is_known(self.outer(name))]
-
-    def region(self, graph: GraphProto, types: Sequence[TensorType], captured: Sequence[str]) -> Graph:
-        child = self.importer.child(graph.name)
-        if len(types) != len(graph.input):
-            raise ModelError(f"the subgraph {graph.name} has {len(graph.input)} inputs, not {len(types)}")
-        inner: Names = {}
-        for value, type in zip(graph.input, types, strict=True):
-            inner[value.name] = Item.of_value(child.graph.add_input(value.name, type))
-        for name in captured:
-            inner[name] = Item.of_value(child.graph.add_input(name, self.outer(name).type))
-        child.settled.update(child.graph.inputs)
-        sizes = child.graph.size_names()
-        for name in free_names(graph):
-            known = self.outer(name)
-            if name not in captured:
-                inner[name] = Item(name, known.dtype, known.shape, None, known.tensor, known.content)
-            elif known.content is not None and _symbols(known.content) <= sizes:
-                inner[name].content = known.content
-        for output, item in zip(graph.output, self._run(child, graph, inner), strict=True):
-            child.graph.add_output(child.realise(item), output.name)
-        child.graph.remove_unused()
-        return child.graph
-
-    def outer(self, name: str) -> Item:
-        if name not in self.names:
-            raise ModelError(f"a subgraph reads {name}, which nothing defines")
-        return self.names[name]
-
-    @staticmethod
-    def _is_known(item: Item) -> bool:
-        """Whether the item is a constant, which a region holds itself."""
-        return item.tensor is not None or (item.content is not None and not _symbols(item.content))
-
-    def _run(self, importer: _Importer, graph: GraphProto, names: Names) -> list[Item]:
-        for tensor in graph.initializer:
-            names[tensor.name] = Item.of_tensor(Tensor(tensor_array(tensor, importer.model)), tensor.name)
-        importer.run_nodes(graph.node, names, self.opsets, self.attributes, f"{self.path}/")
-        return [names[output.name] for output in graph.output]
-
-
-def _symbols(content: Content) -> frozenset[str]:
-    return frozenset().union(*(symbols(d) for d in content.reshape(-1) if isinstance(d, SymDim)))
-
-
 def _bind_attributes(node: NodeProto, outer: Mapping[str, AttributeProto]) -> dict[str, AttributeProto]:
     """The node's attributes, those that refer to the calling function's replaced by what the caller gave."""
     bound: dict[str, AttributeProto] = {}
@@ -482,10 +378,6 @@ def _without(node: NodeProto, absent: set[str]) -> NodeProto:
         if name in absent:
             copied.input[position] = ""
     return copied
-
-
-def _plain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
 
 
 def _identifier(name: str) -> str:

@@ -37,8 +37,8 @@ def _normalised(context: Context, op: str, x: Value, parameters: list[Value | No
     """The norm with its weight and bias; those that vary along other axes too are applied by themselves."""
     b, trailing = context.b, x.shape[axis:]
     if all(p is None or (_fits(p, trailing) and p.dtype is x.dtype) for p in parameters):
-        return b(op, x, *parameters, axis=axis, eps=eps)
-    y = b(op, x, axis=axis, eps=eps)
+        return b(op, x, *parameters, axis=axis - x.type.rank, eps=eps)
+    y = b(op, x, axis=axis - x.type.rank, eps=eps)
     for name, parameter in zip(("mul", "add"), parameters, strict=False):
         y = y if parameter is None else b(name, y, b.cast(parameter, y.dtype))
     return y

@@ -17,6 +17,7 @@ from attnc.ir import (
     ShapeError,
     Tensor,
     TensorType,
+    UnsupportedError,
     Value,
     symbol,
 )

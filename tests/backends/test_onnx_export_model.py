@@ -284,6 +284,21 @@ def test_queries_without_keys_give_zeros() -> None:
     np.testing.assert_allclose(got, evaluate(graph, attention_feeds())["o"], rtol=1e-5, atol=1e-6)
 
 
+def test_attention_over_a_state_that_may_be_empty() -> None:
+    graph = Graph()
+    graph.add_state(State("keys", TensorType(F, (BATCH, 2, PAST, 8))))
+    q = graph.add_input("q", TensorType(F, (BATCH, 2, SEQ, 8)))
+    k = graph.add("state_read", attrs={"state": "keys"})[0]
+    graph.add_output(graph.add("attention", q, k, k)[0], "o")
+    assert "Attention" not in op_types(export(graph, 23))
+    executable = OrtCpuBackend().load(graph, None, Options(threads=1))
+    q_now = attention_feeds()["q"][:, :2]
+    for length in (0, 4):
+        states = {"keys": attention_feeds()["k"][:, :, :length]}
+        want = evaluate(graph, {"q": q_now}, states=dict(states))["o"]
+        np.testing.assert_allclose(executable.run({"q": q_now}, states)["o"], want, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("rank", [2, 3])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rope_agrees_with_two_other_runtimes(interleaved: bool, rank: int) -> None:

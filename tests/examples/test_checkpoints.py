@@ -29,12 +29,15 @@ def built(example: Example, folder: Path) -> tuple[Graph, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_logits_and_greedy_continuation(example: Example, fixtures: Path, name: str, target: str) -> None:
+@pytest.mark.parametrize(("name", "tolerance"), [("gpt2", 1e-5), ("llama", 2e-5)])
+def test_logits_and_greedy_continuation(
+    example: Example, fixtures: Path, name: str, tolerance: float, target: str
+) -> None:
+    """Logits are up to 7, and PyTorch's own float32 of this Llama is 1.1e-5 from the float64 numbers."""
     graph, known = built(example, fixtures / "hf" / name)
     session = attnc.compile(graph, target=target).session()
     logits = session.run({"input_ids": known["in_input_ids"]})["logits"]
-    np.testing.assert_allclose(logits, known["out"], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits, known["out"], rtol=0, atol=tolerance)
     ids = known["greedy_in"]
     for _ in known["greedy_out"]:
         logits = session.run({"input_ids": ids})["logits"]
@@ -74,6 +77,6 @@ def test_gpt2_takes_the_names_and_shapes_of_the_published_checkpoint(example: Ex
     gpt2 = example("gpt2")
     graph = gpt2["model"](gpt2["SIZES"]["small"], weights)
     assert {value.name: value.shape for value in graph.constants} == {
-        name: shape for name, shape in shapes.items() if not name.endswith("attn.bias")
+        name: shape for name, shape in shapes.items() if not name.endswith(".attn.bias")
     }
     assert sum(value.type.size for value in graph.constants) == 124_439_808

@@ -203,7 +203,7 @@ def gru_step(x: Array, h: Array, w: Array, r: Array, b: Array) -> Array:
     z = sigmoid(wz @ x + rz @ h + wbz + rbz)
     reset = sigmoid(wr @ x + rr @ h + wbr + rbr)
     new = np.tanh(wn @ x + rn @ (reset * h) + wbn + rbn)
-    return (1 - z) * new + z * h
+    return np.asarray((1 - z) * new + z * h)
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
@@ -226,12 +226,11 @@ def test_gru(case: Case, direction: str) -> None:
 
 def cell_by_hand(weights: dict[str, Array], x: Array, h: Array) -> Array:
     def gate(what: str, state: Array) -> Array:
-        return (
-            x @ weights[f"gru.x{what}.weight"] + weights[f"gru.x{what}.bias"] + state @ weights[f"gru.h{what}.weight"]
-        )
+        from_x = x @ weights[f"gru.x{what}.weight"] + weights[f"gru.x{what}.bias"]
+        return np.asarray(from_x + state @ weights[f"gru.h{what}.weight"])
 
     z, reset = sigmoid(gate("z", h)), sigmoid(gate("r", h))
-    return (1 - z) * np.tanh(gate("n", reset * h)) + z * h
+    return np.asarray((1 - z) * np.tanh(gate("n", reset * h)) + z * h)
 
 
 def cell_weights() -> dict[str, Array]:

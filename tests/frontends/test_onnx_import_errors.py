@@ -234,6 +234,17 @@ def test_all_unknown_operators_are_listed_at_once() -> None:
         assert part in str(error.value)
 
 
+def test_unknown_operators_inside_loops_are_listed_too() -> None:
+    proto = model("""g (float x, int64 trips) => (float last) {
+        yes = Constant<value = bool {1}>()
+        last = Loop (trips, yes, x) <
+            body = b (int64 i, bool c, float s) => (bool d, float t) { d = Identity(c)\n t = NoSuchOperator(s) }
+        >
+    }""")
+    with pytest.raises(UnsupportedError, match="1 × NoSuchOperator"):
+        load_onnx(proto)
+
+
 def test_an_operand_that_nothing_defines() -> None:
     with pytest.raises(ModelError, match=r"node y \(Add\) reads w, which nothing defines"):
         load_onnx(model("g (float[4] x) => (float[4] y) { y = Add(x, w) }"))
@@ -272,17 +283,6 @@ def test_shapes_that_do_not_fit_name_node_operator_and_file(tmp_path: Path) -> N
 def test_a_shape_that_is_data() -> None:
     with pytest.raises(UnsupportedError, match=r"node y \(Reshape\): shape \(s\) is computed from data"):
         load_onnx(model("g (float[4] x, int64[2] s) => (float[a, b] y) { y = Reshape(x, s) }"))
-
-
-def test_a_branch_on_data() -> None:
-    with pytest.raises(UnsupportedError, match=r"node y \(If\): its condition"):
-        load_onnx(
-            model("""g (float[4] x, bool c) => (float[4] y) {
-                y = If (c) <
-                    then_branch = a () => (float[4] p) { p = Neg(x) }, else_branch = b () => (float[4] q) { q = Abs(x) }
-                >
-            }""")
-        )
 
 
 def test_an_input_that_is_a_sequence() -> None:

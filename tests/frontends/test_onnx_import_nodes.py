@@ -17,7 +17,9 @@ from attnc.frontends.onnx import load_onnx
 from attnc.frontends.onnx.table import HANDLERS
 from attnc.ir import UnsupportedError, evaluate, parse, verify
 
-OPERATORS = sorted(op for domain, op in HANDLERS if not domain)
+OPERATORS = sorted(op for domain, op in HANDLERS if not domain and op != "Loop")
+"""The cases of Loop slice up to the iteration's number or collect sequences: both are refused. See the tests of control
+flow for others."""
 
 REFUSED = re.compile(
     r"FLOAT8|FLOAT4|float4|_INT4|UINT4|INT2\b|UINT2|_INT2|STRING|string|FLOAT4E2M1"  # element types
@@ -25,7 +27,7 @@ REFUSED = re.compile(
     r"|bitshift_(left|right)_int"  # shifts of signed numbers
     r"|attention.*qk_matmul(?!.*softmax)|attention_local_window_gqa_rank4_mask"  # scores before the softmax
     r"|training_dropout(?!_zero_ratio)|batchnorm.*training"  # training
-    r"|einsum_batch_diagonal"
+    r"|einsum_batch_diagonal|scan_sum$"
 )
 """Cases that are to be refused, by name."""
 
