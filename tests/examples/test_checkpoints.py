@@ -29,15 +29,12 @@ def built(example: Example, folder: Path) -> tuple[Graph, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("name", "tolerance"), [("gpt2", 1e-5), ("llama", 2e-5)])
-def test_logits_and_greedy_continuation(
-    example: Example, fixtures: Path, name: str, tolerance: float, target: str
-) -> None:
-    """Logits are up to 7, and PyTorch's own float32 of this Llama is 1.1e-5 from the float64 numbers."""
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_logits_and_greedy_continuation(example: Example, fixtures: Path, name: str, target: str) -> None:
     graph, known = built(example, fixtures / "hf" / name)
     session = attnc.compile(graph, target=target).session()
     logits = session.run({"input_ids": known["in_input_ids"]})["logits"]
-    np.testing.assert_allclose(logits, known["out"], rtol=0, atol=tolerance)
+    assert np.abs(logits - known["out"]).max() <= 1e-5 * np.abs(known["out"]).max()
     ids = known["greedy_in"]
     for _ in known["greedy_out"]:
         logits = session.run({"input_ids": ids})["logits"]

@@ -32,7 +32,7 @@ def test_page(page: Path, request: pytest.FixtureRequest) -> None:
         line = text[: block.start()].count("\n") + 1
         with contextlib.redirect_stdout(io.StringIO()) as out:
             exec(compile("\n" * line + block[2], str(page), "exec"), namespace)
-        printed = "".join(f"{part.rstrip()}\n" for part in out.getvalue().splitlines())
+        printed = "".join(f"{part.rstrip()}\n" for part in out.getvalue().strip("\n").splitlines())
     assert not printed, f"{page.name}: no ```text block shows what the last block prints:\n{printed}"
     assert shown, f"{page.name} shows no output"
     if request.config.getoption("--update-golden"):
