@@ -182,12 +182,12 @@ def test_residual_forms(case: Case) -> None:
         return x * x
 
     def shift(x: Any) -> Any:
-        return x + 1.0
+        return 3.0 * x + 1.0
 
     case.check(
-        (pre_norm(x, shift, square), X + (X + 1) ** 2),
-        (post_norm(x, shift, square), (X + X**2) + 1),
-        (parallel_block(x, shift, square, double), X + (X + 1) ** 2 + 2 * (X + 1)),
+        (pre_norm(x, shift, square), X + (3 * X + 1) ** 2),
+        (post_norm(x, shift, square), 3 * (X + X**2) + 1),
+        (parallel_block(x, shift, square, double), X + (3 * X + 1) ** 2 + 2 * (3 * X + 1)),
     )
 
 
