@@ -285,6 +285,10 @@ def test_wrong_options() -> None:
         attention(x, x, x, normalise="sum", sink=0.0)
     with pytest.raises(ShapeError, match="a width of 6 does not split into 4 heads"):
         split_heads(x, 4)
+    with pytest.raises(ShapeError, match=r"split_heads takes \[batch, n, width\]"):
+        split_heads(x[0], 2)
+    with pytest.raises(ShapeError, match=r"merge_heads takes \[batch, heads, n, d\]"):
+        merge_heads(x)
     ids = model.input("ids", "int64", [2, 3, 6])
     with pytest.raises(ShapeError, match="must be floats"):
         attention(ids, ids, ids)
