@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ..ir import Graph, Node, UsageError, verify
 from ..passes.base import Pass, Refusal
 from ..passes.canonicalise import canonicalise
+from ..passes.fuse_attention import fuse_attention
 from ..passes.lower import lower
 
 __all__ = ["LOAD", "OPTIMISE", "Outcome", "Progress", "lowering", "pass_names", "run", "silent"]
@@ -16,7 +17,11 @@ __all__ = ["LOAD", "OPTIMISE", "Outcome", "Progress", "lowering", "pass_names", 
 LOAD = "load"
 """The name of the stage before the first pass."""
 
-OPTIMISE: tuple[tuple[str, Pass], ...] = (("canonicalise", canonicalise),)
+OPTIMISE: tuple[tuple[str, Pass], ...] = (
+    ("canonicalise", canonicalise),
+    ("fuse-attention", fuse_attention),
+    ("tidy-attention", canonicalise),
+)
 """What every target gets, in order. A pass's name is what ``inspect --after`` takes."""
 
 Progress = Callable[[str], AbstractContextManager[object]]

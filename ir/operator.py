@@ -16,6 +16,8 @@ from .types import DType, TensorType
 
 if TYPE_CHECKING:
     from .builder import Builder
+    from .elements import Elements
+    from .expr import Expr
     from .graph import Graph, State, Value
 
 __all__ = ["Array", "Call", "Operator", "Run", "Sample", "broadcast", "normalise_axis"]
@@ -165,6 +167,13 @@ class Operator:
 
     def decompose(self, b: Builder, inputs: Sequence[Value | None], attrs: Mapping[str, Any]) -> Sequence[Value] | None:
         """The same in simpler operators built with ``b``, or None for a primitive."""
+        return None
+
+    def index(self, elements: Elements) -> Expr | None:
+        """The result's element at x0, x1, … as an expression over those of the operands; None where there is none.
+
+        Raises OpaqueError for the same.
+        """
         return None
 
     def samples(self) -> Iterable[Sample]:

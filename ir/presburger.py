@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DIMS = ("b", "h", "i", "j")
 TUPLE = "[b, h, i, j]"
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_KEYWORDS = {"and", "or", "not", "implies", "exists", "mod", "floor", "floord", "ceil", "ceild", "min", "max"} | {
+KEYWORDS = {"and", "or", "not", "implies", "exists", "mod", "floor", "floord", "ceil", "ceild", "min", "max"} | {
     "true", "false", "True", "False"
 }  # fmt: skip
 
@@ -50,11 +50,11 @@ _WORK_LIMIT = 200_000
 
 
 @contextmanager
-def limited() -> Iterator[None]:
+def limited(work: int = _WORK_LIMIT) -> Iterator[None]:
     """Lets isl raise its Error when a proof takes too long."""
     context = load_isl().DEFAULT_CONTEXT
     context.reset_operations()
-    context.set_max_operations(_WORK_LIMIT)
+    context.set_max_operations(work)
     try:
         yield
     finally:
@@ -121,7 +121,7 @@ def _read(text: str) -> Any:
         for inner in re.findall(r"\bexists\b\s*\(?([^:]*):", body)
         for part in inner.split(",")
     ]
-    names = set(_NAME.findall(re.sub(r"\b\d+", lambda d: d[0] + " ", body))) - _KEYWORDS - set(bound) - set(dims)
+    names = set(_NAME.findall(re.sub(r"\b\d+", lambda d: d[0] + " ", body))) - KEYWORDS - set(bound) - set(dims)
     if names & set(DIMS):
         raise refuse(f"{', '.join(sorted(names & set(DIMS)))} is used but not among the dimensions {', '.join(dims)}")
     params = ", ".join([*declared, *sorted(names - set(declared))])
@@ -162,10 +162,11 @@ def to_expr(text: str) -> Expr:
     isl, points = load_isl(), read_set(text)
     param = isl.dim_type.param
     points = points.move_dims(param, points.dim(param), isl.dim_type.set, 0, len(DIMS)).params()
-    return _boolean(_walk(isl.AstBuild.from_context(isl.Set("{ : }")).expr_from_set(points)))
+    return boolean(from_ast(isl.AstBuild.from_context(isl.Set("{ : }")).expr_from_set(points)))
 
 
-def _walk(tree: isl.AstExpr) -> Expr:
+def from_ast(tree: isl.AstExpr) -> Expr:
+    """isl's expression as ours; // and % are floor's."""
     isl = load_isl()
     if tree.get_type() == isl.ast_expr_type.id:
         return Var(tree.get_id().get_name())
@@ -173,11 +174,11 @@ def _walk(tree: isl.AstExpr) -> Expr:
         return Const(int(tree.get_val().to_python()))
     kind: Any = tree.get_op_type()
     name = _OPERATIONS[kind.name]
-    args = [_walk(tree.get_op_arg(k)) for k in range(tree.get_op_n_arg())]
+    args = [from_ast(tree.get_op_arg(k)) for k in range(tree.get_op_n_arg())]
     if name == "where":
-        return call("where", _boolean(args[0]), *args[1:])
+        return call("where", boolean(args[0]), *args[1:])
     if name in ("and", "or"):
-        args = [_boolean(a) for a in args]
+        args = [boolean(a) for a in args]
     if name in ("and", "or", "min", "max"):
         result = args[0]
         for arg in args[1:]:
@@ -186,7 +187,8 @@ def _walk(tree: isl.AstExpr) -> Expr:
     return call(name, *args)
 
 
-def _boolean(e: Expr) -> Expr:
+def boolean(e: Expr) -> Expr:
+    """A condition that isl gives as a number or a condition, as a condition."""
     if isinstance(e, Const):
         return Const(bool(e.value))
     return e if is_boolean(e) else e.ne(0)

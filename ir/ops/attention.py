@@ -36,7 +36,9 @@ class Attention(Operator):
         w_j    = s'_j / sum_j s'_j   or   s'_j          "sum", "none"
         out_i  = sum_j w_j v_j
 
-    A key is visible where the set ``mask`` and the predicate ``where`` both hold. A query that sees no key gets zeros.
+    A key is visible where the set ``mask`` and the predicate ``where`` both hold. A query that sees no key gets zeros;
+    with ``empty`` "mean" the mean of all values, as when a finite penalty that swallows every score stands for the
+    mask, and with "nan" NaN, as a softmax of -inf alone.
     ``loads`` names the operands behind v, in order; n and m are the numbers of queries and keys. With ``weights`` a
     second result is w[b,h,i,j]. Half precisions are computed in float32.
     """
@@ -51,6 +53,7 @@ class Attention(Operator):
         "inner": Attr("expr", DOT),
         "normalise": Attr("str", "softmax"),
         "sink": Attr("expr", None),
+        "empty": Attr("str", "zeros"),
         "weights": Attr("bool", False),
         "loads": Attr("str*", ()),
     }
@@ -106,6 +109,9 @@ class Attention(Operator):
         sink = run.attrs["sink"]
         extra = None if sink is None else np.asarray(evaluate(sink, names, tensors, dtype=q.dtype), q.dtype)
         w = _normalise(s, seen, run.attrs["normalise"], extra)
+        if run.attrs["empty"] != "zeros" and seen is not None:
+            alone = 1 / m if run.attrs["empty"] == "mean" else np.nan
+            w = np.where(seen.any(-1, keepdims=True), w, np.asarray(alone, w.dtype))
         o = np.matmul(w.reshape(batch, groups, repeat, n, m), v[:, :, None]).reshape(batch, heads, n, v.shape[3])
         out = o.astype(inputs[0].dtype, copy=False)
         return (out, w.astype(inputs[0].dtype, copy=False)) if run.attrs["weights"] else (out,)
@@ -193,6 +199,8 @@ class Attention(Operator):
         yield Sample((abs(q), abs(k[:, :, :3]), v[:, :, :3]), {"normalise": "sum", "mask": "j <= i", "scale": 0.5})
         yield Sample((abs(q), abs(k), v), {"normalise": "sum"})
         yield Sample((q, k, v), {"normalise": "none", "mask": "j <= i", "weights": True})
+        yield Sample((q, k, v), {"empty": "mean", "mask": "j <= i - 1", "score": "s + j", "weights": True})
+        yield Sample((q, k, v), {"empty": "nan", "mask": "j <= i - 1"})
 
 
 def _check_expressions(call: Call) -> None:
@@ -204,6 +212,10 @@ def _check_expressions(call: Call) -> None:
         raise call.error('normalise is "softmax", "sum" or "none"')
     if call.attr("sink") is not None and call.attr("normalise") != "softmax":
         raise call.error("a sink needs the softmax")
+    if call.attr("empty") not in ("zeros", "mean", "nan"):
+        raise call.error('empty is "zeros", "mean" or "nan"')
+    if call.attr("empty") != "zeros" and (call.attr("normalise") != "softmax" or call.attr("sink") is not None):
+        raise call.error("empty is for a softmax without a sink")
     sizes = {name for t in call.types if t is not None for d in t.shape for name in symbols(d)}
     common = {*AXES, "n", "m", *sizes}
     flags = {name for name, t in types.items() if t is not None and t.dtype is DType.BOOL}
@@ -274,6 +286,10 @@ def _lower_normalise(
         return _divide_rows(b, w, b("reduce_sum", w, axes=(-1,), keepdims=True))
     if seen is None and attrs["sink"] is None and _is_finite(attrs["score"], lowering.tensors):
         return b("softmax", s, axis=-1)
+    if seen is not None and attrs["empty"] == "mean":
+        return b("softmax", b("where", seen, s, float(np.finfo(s.dtype.numpy).min)), axis=-1)
+    if seen is not None and attrs["empty"] == "nan":
+        return b("softmax", b("where", seen, s, float("-inf")), axis=-1)
     if seen is not None:
         s = b("where", seen, s, float("-inf"))
     peak = b("reduce_max", s, axes=(-1,), keepdims=True)

@@ -9,7 +9,10 @@ import numpy as np
 
 from ..attributes import Attr
 from ..builder import Builder
+from ..elements import Elements
+from ..expr import Expr
 from ..graph import Value
+from ..indexrules import binary_element, cast_element, power_element, unary_element, where_element
 from ..operator import Array, Call, Operator, Run, Sample
 from ..types import DType, TensorType
 
@@ -47,6 +50,9 @@ class Unary(Operator):
 
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         return np.asarray(self.fn(inputs[0]))
+
+    def index(self, elements: Elements) -> Expr | None:
+        return unary_element(self.name, elements)
 
     def samples(self) -> Iterable[Sample]:
         x = self.sample
@@ -100,6 +106,9 @@ class Binary(Operator):
 
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         return np.asarray(self.fn(inputs[0], inputs[1]))
+
+    def index(self, elements: Elements) -> Expr | None:
+        return binary_element(self.name, elements)
 
     def samples(self) -> Iterable[Sample]:
         x, y = self._samples
@@ -212,6 +221,9 @@ class Pow(Operator):
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         return power(inputs[0], inputs[1])
 
+    def index(self, elements: Elements) -> Expr | None:
+        return power_element(elements)
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((_POSITIVE.astype(np.float32), np.array([0.5, 2, -1], np.float32)))
         yield Sample((_X.astype(np.float32), np.array([2], np.float32)))
@@ -232,6 +244,9 @@ class Where(Operator):
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         return np.asarray(np.where(inputs[0], inputs[1], inputs[2]))
 
+    def index(self, elements: Elements) -> Expr | None:
+        return where_element(elements)
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X > 0, _X.astype(np.float32), np.array([-np.inf], np.float32)))
 
@@ -249,6 +264,9 @@ class Cast(Operator):
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         with np.errstate(invalid="ignore", over="ignore"):
             return np.asarray(inputs[0]).astype(run.result_dtype())
+
+    def index(self, elements: Elements) -> Expr | None:
+        return cast_element(elements)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X.astype(np.float32),), {"dtype": DType.INT64})

@@ -9,7 +9,10 @@ import numpy as np
 
 from ..attributes import Attr
 from ..builder import Builder
+from ..elements import Elements
+from ..expr import Expr
 from ..graph import Value
+from ..indexrules import reduced, running_sum
 from ..operator import Array, Call, Operator, Run, Sample, normalise_axis
 from ..types import DType, TensorType
 
@@ -43,6 +46,9 @@ class Reduce(Operator):
         axis = tuple(range(x.ndim)) if axes is None else tuple(axes)
         result = self.fn(x, axis=axis, keepdims=run.attrs["keepdims"])
         return np.asarray(result).astype(x.dtype, copy=False)
+
+    def index(self, elements: Elements) -> Expr | None:
+        return reduced(self.name, elements)
 
     def samples(self) -> Iterable[Sample]:
         x = _X > 0 if self.domain == "bool" else _X
@@ -129,6 +135,9 @@ class CumSum(Operator):
             total = np.roll(total, 1, axis=axis)  # total - y would cancel
             np.moveaxis(total, axis, 0)[:1] = 0
         return np.asarray(np.flip(total, axis) if run.attrs["reverse"] else total)
+
+    def index(self, elements: Elements) -> Expr | None:
+        return running_sum(elements)
 
     def samples(self) -> Iterable[Sample]:
         for exclusive in (False, True):

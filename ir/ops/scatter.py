@@ -9,6 +9,9 @@ import numpy as np
 
 from ..attributes import Attr
 from ..dims import at_least
+from ..elements import Elements
+from ..expr import Expr
+from ..indexrules import scattered_nd
 from ..operator import Array, Call, Operator, Run, Sample
 from ..types import DType, TensorType
 
@@ -63,6 +66,9 @@ class ScatterND(Operator):
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         x, indices, updates = inputs
         return _write(x.copy(), tuple(np.moveaxis(indices, -1, 0)), updates, run.attrs["reduction"])
+
+    def index(self, elements: Elements) -> Expr | None:
+        return scattered_nd(elements)
 
     def samples(self) -> Iterable[Sample]:
         rows = np.array([[2], [-3]])

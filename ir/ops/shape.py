@@ -9,6 +9,9 @@ import numpy as np
 
 from ..attributes import Attr
 from ..dims import Dim, product
+from ..elements import Elements
+from ..expr import Expr, Var
+from ..indexrules import gather_element, gather_elements_element, gather_nd_element, glued, padded, reshaped
 from ..operator import Array, Call, Operator, Run, Sample
 from ..types import DType, TensorType
 
@@ -30,6 +33,9 @@ class Reshape(Operator):
 
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         return np.reshape(inputs[0], [run.dim(d) for d in run.attrs["shape"]])
+
+    def index(self, elements: Elements) -> Expr | None:
+        return elements.at(0, reshaped(elements, elements.type(0).shape, elements.result.shape))
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X,), {"shape": (4, 6)})
@@ -56,6 +62,10 @@ class Transpose(Operator):
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         return np.transpose(inputs[0], run.attrs["order"])
 
+    def index(self, elements: Elements) -> Expr | None:
+        order = elements.attrs["order"]
+        return elements.at(0, [elements.here[order.index(k)] for k in range(len(order))])
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X,), {"order": (2, 0, 1)})
 
@@ -76,6 +86,9 @@ class Expand(Operator):
 
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         return np.broadcast_to(inputs[0], [run.dim(d) for d in run.attrs["shape"]])
+
+    def index(self, elements: Elements) -> Expr | None:
+        return elements.broadcast(0)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X[:, :1],), {"shape": (5, 2, 3, 4)})
@@ -105,6 +118,9 @@ class Concat(Operator):
 
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         return np.concatenate(inputs, axis=run.attrs["axis"])
+
+    def index(self, elements: Elements) -> Expr | None:
+        return glued(elements)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X, _X[:, :1], _X), {"axis": 1})
@@ -154,6 +170,13 @@ class Slice(Operator):
             index[axis] = slice(first, last if last >= 0 else None, step) if count else slice(0, 0)
         return np.asarray(x[tuple(index)])
 
+    def index(self, elements: Elements) -> Expr | None:
+        place, attrs = list(elements.here), elements.attrs
+        for k, axis in enumerate(attrs["axes"]):
+            step = attrs["steps"][k] if attrs["steps"] else 1
+            place[axis] = elements.dim(attrs["starts"][k]) + (place[axis] if step == 1 else place[axis] * step)
+        return elements.at(0, [elements.simplify(part) for part in place])
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X,), {"axes": (1, 2), "starts": (1, 3), "sizes": (2, 2), "steps": (1, -3)})
         yield Sample((_X,), {"axes": (2,), "starts": (1,), "sizes": (2,), "steps": (2,)})
@@ -178,6 +201,9 @@ class Pad(Operator):
         widths = [(run.dim(b), run.dim(a)) for b, a in zip(run.attrs["before"], run.attrs["after"], strict=True)]
         return np.pad(inputs[0], widths, constant_values=inputs[1])
 
+    def index(self, elements: Elements) -> Expr | None:
+        return padded(elements)
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X[0], np.array(-1, np.float32)), {"before": (1, 0), "after": (0, 2)})
 
@@ -198,6 +224,9 @@ class Gather(Operator):
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         x, indices = inputs
         return np.asarray(np.take(x, indices, axis=run.attrs["axis"]))
+
+    def index(self, elements: Elements) -> Expr | None:
+        return gather_element(elements)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X, np.array([[0, 2], [-1, 1]])), {"axis": 1})
@@ -230,6 +259,9 @@ class GatherElements(Operator):
         corner = tuple(slice(None) if k == axis else slice(0, n) for k, n in enumerate(indices.shape))
         return np.take_along_axis(x[corner], indices, axis)
 
+    def index(self, elements: Elements) -> Expr | None:
+        return gather_elements_element(elements)
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X, np.array([[[0, 1, 2, -1], [3, 3, 0, 0]]])), {"axis": 2})
 
@@ -261,6 +293,9 @@ class GatherND(Operator):
         ]
         return np.asarray(x[(*lead, *np.moveaxis(indices, -1, 0))])
 
+    def index(self, elements: Elements) -> Expr | None:
+        return gather_nd_element(elements)
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X, np.array([[0, 2], [1, -1]])))
         yield Sample((_X, np.array([[[2]], [[0]]])), {"batch_dims": 1})
@@ -291,6 +326,15 @@ class Iota(Operator):
         line = line.astype(run.result_dtype()).reshape([-1 if k == axis else 1 for k in range(len(shape))])
         return np.broadcast_to(line, shape)
 
+    def index(self, elements: Elements) -> Expr | None:
+        attrs = elements.attrs
+        if elements.result.dtype not in (DType.INT64, DType.INT32, DType.FLOAT32, DType.FLOAT64):
+            return None  # a narrow dtype may wrap or round
+        term: Expr = Var(f"x{attrs['axis']}")
+        if attrs["step"] != 1:
+            term = term * attrs["step"]
+        return elements.dim(attrs["start"]) + term
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((), {"shape": (5,), "start": 2})
         yield Sample((), {"shape": (2, 3), "axis": 1, "step": -2, "dtype": DType.FLOAT32})
@@ -308,6 +352,9 @@ class Size(Operator):
 
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         return np.asarray(run.dim(run.attrs["value"]), np.int64)
+
+    def index(self, elements: Elements) -> Expr | None:
+        return elements.dim(elements.attrs["value"])
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((), {"value": 7})

@@ -1,0 +1,280 @@
+"""Which penalties that are added to scores are a mask, and what is left of them.
+
+A penalty of -inf masks. A finite one only masks where that is what it comes to, and then the rows in which no key is
+left decide (``Score.empty``):
+
+- every row provably keeps a key: the penalised weights are e^(-huge) = 0 beside it, so the penalty is a mask. That
+  asks for a penalty of at least 1e8 (in half precision, where scores end at 65504, of the least number), and for
+  scores of which none is above the row's largest visible one by that much;
+- else a penalty of 1e30 and more swallows every score it is added to (half a unit in its last place is beyond 1e13),
+  so that a row without a key is uniform: ``empty = "mean"``;
+- else it stays what it was, a term of the score: so does -10000 always, which scores of ±1e4 outweigh.
+
+A row of -inf alone is NaN: ``empty = "nan"``, unless a guard against NaN follows or every row keeps a key. Scores
+that are not finite themselves are not accounted for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..ir import Dim, DType, Expr, MaskSet, ParseError, SymDim
+from ..ir.affine import Domain, NotAffineError, is_affine
+from ..ir.dims import product, substitute_dim, symbol
+from ..ir.elements import IndexAnalysis
+from ..ir.expr import Call, Const, Var, call, substitute, variables
+from ..ir.simplify import Simplifier
+from .layout import Atom, atoms_of
+
+__all__ = ["TAKEN", "Frame", "Penalty", "Score", "ScoreError", "aliased", "decide", "finished", "frame_of", "lift"]
+
+MASKS = -1e8
+"""A finite penalty from here on masks where another key is visible."""
+
+SWALLOWS = -1e30
+"""A finite penalty from here on swallows every score."""
+
+_AXES = ("b", "h", "i", "j")
+TAKEN = frozenset({*_AXES, "s", "q", "k", "d", "n", "m"})
+"""Names that mean something in the expressions of an attention; sizes of these names are called otherwise here."""
+
+
+class ScoreError(Exception):
+    """Why the score is none that we can say."""
+
+
+@dataclass
+class Score:
+    """The attributes of an attention that the score decides."""
+
+    score: Expr
+    scale: float
+    mask: MaskSet | None
+    where: Expr | None
+    sink: Expr | None
+    empty: str
+    loads: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Penalty:
+    """A key is left where ``condition`` holds; elsewhere ``amount`` is added to the score, or takes its place."""
+
+    condition: Expr
+    amount: float
+    replaces: bool
+
+
+@dataclass(eq=False)
+class Frame:
+    """The index space (b, h, i, j) of an attention."""
+
+    analysis: IndexAnalysis
+    sizes: Mapping[str, Dim]
+    half: bool
+
+    def __post_init__(self) -> None:
+        self.domain = Domain(self.sizes, self.analysis.lower)
+        self.simplify = Simplifier(self.domain, self.analysis.dtype_of)
+
+
+def frame_of(analysis: IndexAnalysis, groups: Mapping[str, Sequence[Atom]], dtype: DType) -> Frame:
+    """The index space of an attention whose axes have these atoms."""
+    sizes = {name: aliased(product([a.size for a in atoms_of([tuple(atoms)])])) for name, atoms in groups.items()}
+    return Frame(analysis, sizes, dtype.bits == 16)
+
+
+def aliased(d: Dim) -> Dim:
+    """A size in which no symbol has a name that is taken."""
+    names = {name: symbol(f"size_{name}") for name in TAKEN}
+    return substitute_dim(d, names) if isinstance(d, SymDim) else d
+
+
+# -- penalties -------------------------------------------------------------------------------------------------------
+
+
+def lift(e: Expr, frame: Frame) -> tuple[Expr, list[Expr], list[Penalty]]:
+    """The score without its penalties, the conditions of those of -inf, and the finite ones."""
+    match e:
+        case Call("where", (c, x, Const(float() as amount))) if _is_penalty(amount, frame):
+            return _penalised(c, x, amount, frame)
+        case Call("where", (c, Const(float() as amount), x)) if _is_penalty(amount, frame):
+            return _penalised(~c, x, amount, frame)
+        case Call("add", (x, y)):
+            (a, hard_a, soft_a), (b, hard_b, soft_b) = lift(x, frame), lift(y, frame)
+            # What takes the place of one addend is added to the other.
+            for penalty in soft_a + soft_b:
+                penalty.replaces = False
+            return frame.simplify(a + b), hard_a + hard_b, soft_a + soft_b
+        case Call("sub", (x, Call("where", (c, Const(float() as p), Const(float() as q))))):
+            return lift(x + call("where", c, -p, -q), frame)
+        case Call("mul" | "div" as fn, (x, Const(value))) if 0 < value < math.inf:
+            return _times(fn, *lift(x, frame), float(value), e)
+        case Call("mul", (Const(value), x)) if 0 < value < math.inf:
+            return _times("mul", *lift(x, frame), float(value), e)
+    return e, [], []
+
+
+def _times(
+    fn: str, value: Expr, hard: list[Expr], soft: list[Penalty], by: float, whole: Expr
+) -> tuple[Expr, list[Expr], list[Penalty]]:
+    if not hard and not soft:
+        return whole, [], []
+    scaled = [Penalty(p.condition, p.amount * by if fn == "mul" else p.amount / by, p.replaces) for p in soft]
+    if any(p.amount < -3.5e38 for p in scaled):
+        return whole, [], []  # it overflows in single precision
+    return call(fn, value, by), hard, scaled
+
+
+def _is_penalty(amount: float, frame: Frame) -> bool:
+    return amount <= (-6e4 if frame.half else MASKS)
+
+
+def _penalised(c: Expr, x: Expr, amount: float, frame: Frame) -> tuple[Expr, list[Expr], list[Penalty]]:
+    if amount == -math.inf:
+        value, hard, soft = lift(x, frame)
+        return value, [c, *hard], soft
+    value, hard, soft = lift(x, frame)
+    if hard or soft:  # one within the other: only the outer one is told apart
+        return x, [], [Penalty(c, amount, True)]
+    return value, [], [Penalty(c, amount, True)]
+
+
+def decide(value: Expr, hard: list[Expr], soft: list[Penalty], frame: Frame, sink: bool, empty: str) -> Score:
+    """Which penalties are the mask, and what a row without a key gives; ``empty`` is what one of -inf alone does."""
+    everything = _all([*hard, *(p.condition for p in soft)], frame)
+    if not hard and not soft:
+        return Score(finished(value, frame), 1.0, None, None, None, "zeros")
+    if sink or _keeps_a_key(everything, frame):  # the sink is a key that every row keeps
+        return _masked(value, everything, "zeros", frame)
+    if len(soft) == 1 and not hard and soft[0].amount <= SWALLOWS:
+        return _masked(value, everything, "mean", frame)
+    common = None if hard else _hidden_twice(soft, frame)
+    if common is not None:
+        hard = [common]
+        for penalty in soft:
+            penalty.condition = _without(penalty.condition, common, frame)
+        soft = [p for p in soft if p.condition != Const(True)]
+    for penalty in soft:  # as a term of the score, exactly as it was
+        amount = Const(penalty.amount)
+        if penalty.replaces:
+            value = call("where", penalty.condition, value, amount)
+        else:
+            value = value + call("where", penalty.condition, 0.0, amount)
+    if not hard:
+        return Score(finished(value, frame), 1.0, None, None, None, "zeros")
+    visible = _all(hard, frame)
+    return _masked(value, visible, "zeros" if _keeps_a_key(visible, frame) else empty, frame)
+
+
+def _hidden_twice(soft: list[Penalty], frame: Frame) -> Expr | None:
+    """Of two penalties that are added, the condition outside of which both apply, when one leaves every row a key.
+
+    That condition is a mask although a row may have no key without a penalty: beside a key with one penalty at most,
+    one with both weighs e^(-huge) = 0.
+    """
+    if len(soft) != 2 or any(p.replaces for p in soft) or min(p.amount for p in soft) > MASKS:
+        return None
+    parts = [_all([c for c in _conjuncts(p.condition) if is_affine(c)], frame) for p in soft]
+    common = frame.simplify(parts[0] | parts[1])
+    if common == Const(True) or not is_affine(common):
+        return None
+    return common if any(_keeps_a_key(p.condition, frame) for p in soft) else None
+
+
+def _without(condition: Expr, given: Expr, frame: Frame) -> Expr:
+    """A condition where another one holds: without the parts that follow from it."""
+    kept = [
+        c
+        for c in _conjuncts(condition)
+        if not (is_affine(c) and frame.domain.always((~given) | c))
+    ]  # fmt: skip
+    return _all(kept, frame)
+
+
+def _conjuncts(e: Expr) -> list[Expr]:
+    parts: list[Expr] = []
+    stack = [e]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Call) and x.fn == "and":
+            stack += reversed(x.args)
+        else:
+            parts.append(x)
+    return parts
+
+
+def _all(conditions: list[Expr], frame: Frame) -> Expr:
+    result: Expr = Const(True)
+    for c in conditions:
+        result = c if result == Const(True) else result & c
+    return frame.simplify(result)
+
+
+def _keeps_a_key(visible: Expr, frame: Frame) -> bool:
+    """Proves that every query sees a key, whatever the sizes."""
+    if visible == Const(True):
+        return True
+    if not is_affine(visible) or any(low < 1 for low in frame.analysis.lower.values()):
+        return False
+    try:
+        mask = _mask(visible, frame)
+    except (NotAffineError, ParseError):
+        return False
+    return mask.every_row_has_key(str(frame.sizes["i"]), str(frame.sizes["j"]))
+
+
+def _mask(condition: Expr, frame: Frame) -> MaskSet:
+    """An affine condition as a set of points (b, h, i, j)."""
+    points = frame.domain.relaxed(condition)
+    return MaskSet(_set_text(points))
+
+
+def _set_text(points: object) -> str:
+    """``[n] -> { : c }`` over parameters b, h, i, j as a set over these dimensions."""
+    import re
+
+    text = str(points)
+    match = re.fullmatch(r"(?:\[([^\]]*)\] -> )?\{(.*)\}", text, re.DOTALL)
+    if match is None:
+        raise ParseError(f"not a set of parameters: {text}")
+    names = [name.strip() for name in (match[1] or "").split(",") if name.strip() and name.strip() not in _AXES]
+    body = match[2].replace(":", "", 1).strip()
+    return f"[{', '.join(names)}] -> {{ [b, h, i, j] : {body or 'true'} }}"
+
+
+def _masked(value: Expr, visible: Expr, empty: str, frame: Frame) -> Score:
+    parts = _conjuncts(visible)
+    affine = [e for e in parts if is_affine(e)]
+    others = [e for e in parts if not is_affine(e)]
+    mask: MaskSet | None = None
+    condition = _all(affine, frame)
+    if condition != Const(True):
+        try:
+            mask = _mask(condition, frame)
+        except (NotAffineError, ParseError):
+            others = [condition, *others]
+        else:
+            if any(name.startswith("size_") and name[5:] in TAKEN for name in mask.params):
+                mask, others = None, [condition, *others]
+    where = None if not others else finished(_all(others, frame) if len(others) > 1 else others[0], frame)
+    if where is not None and not frame.simplify.is_bool(where):
+        where = where.ne(0)
+    if mask is None and where is None:
+        empty = "zeros"
+    return Score(finished(value, frame), 1.0, mask, where, None, empty)
+
+
+def finished(e: Expr, frame: Frame) -> Expr:
+    """Sizes by names that an attention understands. Raises ScoreError."""
+    back: dict[str, Expr] = {}
+    for name in variables(e):
+        if name.startswith("size_") and name[5:] in TAKEN:
+            short = name[5:]
+            own = {"n": "i", "m": "j"}.get(short)
+            if own is None or frame.sizes[own] != symbol(name):
+                raise ScoreError(f"it uses the size {short}, a name that means something else in an attention")
+            back[name] = Var(short)
+    return substitute(e, back) if back else e
