@@ -125,14 +125,21 @@ def run_command(out: Path, inputs: tuple[str, ...], output: Path, as_json: bool)
 @cli.command("inspect", epilog=_EPILOG)
 @_model
 @click.option("--after", metavar="PASS", help=f"Print the graph after a pass: {', '.join(pipeline.pass_names())}.")
+@click.option(
+    "--cost", metavar="SIZES",
+    help="Count multiply-adds and bytes: batch=1,seq=4096, or 'formulas' for expressions of the sizes.",
+)  # fmt: skip
 @_target
 @_common
-def inspect_command(model: str, after: str | None, target: str, as_json: bool) -> None:
+def inspect_command(model: str, after: str | None, cost: str | None, target: str, as_json: bool) -> None:
     """Show what MODEL, or an artifact, is: sizes, operators, attentions; with --after the graph as text."""
+    sizes = None if cost is None else {} if cost == "formulas" else _sizes(tuple(cost.split(",")))
+    if sizes is not None and (after is not None or artifact.is_artifact(Path(model))):
+        raise UsageError("--cost is for a model, without --after")
     if after is None and artifact.is_artifact(Path(model)):
         data, text = describe_artifact(Path(model))
     else:
-        data, text = describe(model, after, functools.partial(_lowering, target), progress_on_stderr())
+        data, text = describe(model, after, functools.partial(_lowering, target), progress_on_stderr(), sizes)
     _emit(data, text, as_json)
 
 

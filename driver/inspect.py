@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..ir import Graph, UsageError
 from ..passes.base import Pass
+from ..passes.cost import cost
 from . import artifact, pipeline
 from .load import load
 from .report import Report, attentions_of
@@ -21,9 +22,11 @@ def describe(
     after: str | None = None,
     lowering: Callable[[], tuple[tuple[str, Pass], ...]] = tuple,
     progress: pipeline.Progress = pipeline.silent,
+    sizes: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, Any], str]:
     """A model as data and as text: with ``after`` the graph after that pass, else what it holds. ``lowering`` gives the
-    passes of a target, which are only needed when ``after`` names one."""
+    passes of a target, which are only needed when ``after`` names one. With ``sizes``, its cost too: as formulas of the
+    sizes that have no value."""
     known = pipeline.pass_names()
     if after is not None and after not in known:
         raise UsageError(f"there is no pass {after}; the passes are: {', '.join(known)}")
@@ -48,7 +51,13 @@ def describe(
     weights = sum(tensor.nbytes for tensor in large_tensors(source))
     text = f"{model}: graph {source.name}\n{_interface_text(data)}weights: {_bytes(weights)}\n{report.text()}"
     text += f"operators after the passes: {counts}\n"
-    return {"model": model, **data, "weight_bytes": weights, "report": report.to_dict()}, text
+    described = {"model": model, **data, "weight_bytes": weights, "report": report.to_dict()}
+    if sizes is not None:
+        with progress("counting"):
+            costs = cost(outcome.graph, sizes)
+        described["cost"] = costs.to_dict()
+        text += costs.text()
+    return described, text
 
 
 def describe_artifact(folder: Path) -> tuple[dict[str, Any], str]:

@@ -24,6 +24,9 @@ NODE_LIMIT = 400
 PIECE_LIMIT = 48
 """A piecewise function of more pieces than this is not computed further."""
 
+GIVE_UP = 10
+"""After this many proofs on one domain that took isl too long, no more are tried there."""
+
 _AFFINE = frozenset(
     {
         "add", "sub", "mul", "neg", "floordiv", "mod", "where", "min", "max", "abs", "less", "less_equal", "greater",
@@ -80,6 +83,7 @@ class Domain:
     axes: Mapping[str, Dim]
     lower: Mapping[str, int] = field(default_factory=dict)
     _cache: dict[Expr, Expr] = field(default_factory=dict)
+    _given_up: int = 0
 
     @cached_property
     def _sizes(self) -> frozenset[str]:
@@ -154,12 +158,15 @@ class Domain:
         return found
 
     def _simplify(self, e: Expr) -> Expr:
-        if isinstance(e, Const | Var) or not is_affine(e) or count(e) > NODE_LIMIT:
+        if isinstance(e, Const | Var) or not is_affine(e) or count(e) > NODE_LIMIT or self._given_up > GIVE_UP:
             return e
         try:
             with limited():
                 short = self._condition(e) if is_boolean(e) else self._integer(e)
-        except (NotAffineError, load_isl().Error):
+        except NotAffineError:
+            return e
+        except load_isl().Error:
+            self._given_up += 1
             return e
         return min((short, e), key=_cost)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from .expr import FUNCTIONS, Call, Const, Expr, Var, rebuild
+from .expr import FUNCTIONS, Call, Const, Expr, Load, Var, rebuild
 
 __all__ = ["Bounds", "bounds", "resolve"]
 
@@ -71,9 +71,11 @@ def _form(e: Expr, known: Known) -> Bounds:
         case Call("floor", (x,)):
             a, b = bounds(x, known)
             return _floor(a), _floor(b)
-        case Call("log", (x,)):
+        case Call("log", (x,)) if bounds(x, known)[0] >= 0:
             a, b = bounds(x, known)
             return (math.log(a) if 0 < a < math.inf else -math.inf), (math.log(b) if 0 < b < math.inf else math.inf)
+        case Call("sqrt", (x,)) if bounds(x, known)[0] < 0:
+            return _ANY
         case Call("sqrt" | "exp" | "softplus", _):
             return 0.0, math.inf
         case Call("sigmoid", _):
@@ -136,6 +138,8 @@ def resolve(e: Expr, known: Known | None = None) -> Expr:
         if decided is not None:
             return resolve(e.args[1 if decided else 2], known)
         return Call("where", (c, resolve(e.args[1], _with(known, c, True)), resolve(e.args[2], _with(known, c, False))))
+    if isinstance(e, Load):  # read in both branches, so that its index must be right in both
+        return Load(e.tensor, tuple(resolve(part) for part in e.index))
     return rebuild(e, lambda x: resolve(x, known))
 
 

@@ -106,7 +106,12 @@ class Elements:
     def from_end(self, e: Expr, size: Dim) -> Expr:
         """An index where negative ones count from the end, as one that is not negative."""
         e = self.simplify(e)
-        return e if self.simplify.nonnegative(e) else call("where", e < 0, e + self.dim(size), e)
+        return e if self.simplify.nonnegative(e) or self._is_table(e) else call("where", e < 0, e + self.dim(size), e)
+
+    def _is_table(self, e: Expr) -> bool:
+        """Whether an index is read from a constant without negative numbers."""
+        held = self.analysis.tensor(e.tensor).constant if isinstance(e, Load) else None
+        return held is not None and not held.is_missing and held.size > 0 and bool(held.array.min() >= 0)
 
     def kind(self, e: Expr) -> str:
         """``bool``, ``int`` or ``float``."""
@@ -207,14 +212,14 @@ class IndexAnalysis:
         opaque = self.load(value)
         if value.constant is not None:
             found = None if value.constant.is_missing else recognise(value.constant.array)
-            return opaque if found is None else found
+            return opaque if found is None else self.simplifier(value.type.shape)(found)
         node = value.producer
         if node is None or not self._is_transparent(node):
             return opaque
         simplify = self.simplifier(value.type.shape)
         try:
             e = node.op.index(Elements(node, self, simplify))
-        except (OpaqueError, ParseError):
+        except (OpaqueError, ParseError, RecursionError):
             return opaque
         if e is None or count(e, self.limit + 1) > self.limit:
             return opaque

@@ -33,9 +33,10 @@ def recognise(array: Array) -> Expr | None:
         same = array.dtype.kind != "f" or first != 0 or bool((np.signbit(array) == np.signbit(first)).all())
         return _number(first) if same else None
     if array.dtype.kind in "iu":
-        found = _affine(array) or _steps(array)
-        if found is not None:
-            return found
+        for form in (_affine, _steps):
+            found = form(array)
+            if found is not None:
+                return found
     return _two_valued(array)
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from .dims import Dim
 from .errors import InputError
-from .expr import Expr
+from .expr import Const, Expr
 from .expreval import evaluate
 from .maskset import MaskSet
 from .presburger import DIMS, KEYWORDS, boolean, from_ast, involves, limited, load_isl, parameters, read_set
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["TilePlan"]
 
-_WORK = 2_000_000
+_WORK = 1_000_000
 """isl's operations for one plan, about a second; the usual masks need a thousandth. Beyond it nothing is skipped."""
+_PIECES = 12
+"""A bound of more pieces says nothing to a reader, and isl takes long to write it."""
 
 Grid = NDArray[np.bool_]
 
@@ -78,16 +80,17 @@ class TilePlan:
     @property
     def visited(self) -> Expr:
         """The condition over I, J, the sizes, and b and h where needed, that a tile has a visible point."""
-        return _condition(self._derived.visited)
+        return self._derived.visits
 
     @property
     def full(self) -> Expr:
         """The condition that all points of a tile are visible."""
-        return _condition(self._derived.full)
+        return self._derived.fills
 
     @property
     def first(self) -> Expr | None:
-        """The first key block that query block I visits; None when no query sees a key. Only meant for rows that visit."""
+        """The first key block that query block I visits; None when no query sees a key, and where it costs
+        isl too much. Only meant for rows that visit."""
         return self._bound("dim_min")
 
     @property
@@ -95,7 +98,7 @@ class TilePlan:
         """The last key block that query block I visits; between first and last all are visited when ``contiguous``."""
         return self._bound("dim_max")
 
-    @property
+    @cached_property
     def contiguous(self) -> bool:
         """Whether each query block visits one range of key blocks without a gap, for all sizes."""
         row = self._row()
@@ -136,7 +139,7 @@ class TilePlan:
         visited, full = self.grids(n, m, sizes, batch, heads)
         return copies * int(visited.sum()), copies * int(full.sum())
 
-    @property
+    @cached_property
     def total(self) -> Dim | None:
         """The number of visited tiles of one head as a polynomial of the sizes, all of them at least 1.
 
@@ -151,18 +154,21 @@ class TilePlan:
         return None
 
     @property
-    def loops(self) -> str:
-        """The loop nest over the visited tiles, as isl generates it, in C's notation: ``full(I, J)``, ``cut(I, J)``."""
+    def loops(self) -> str | None:
+        """The loop nest over the visited tiles, as isl generates it, in C's notation: ``full(I, J)``, ``cut(I, J)``.
+        None where that costs isl too much."""
         isl, derived = load_isl(), self._derived
         tiles = isl.UnionSet.from_set(derived.full.set_tuple_name("full"))
         tiles = tiles.union(isl.UnionSet.from_set(derived.visited.subtract(derived.full).coalesce().set_tuple_name("cut")))
         i, j = derived.names
         order = isl.UnionMap(f"{{ full[{i}, {j}] -> [{i}, {j}]; cut[{i}, {j}] -> [{i}, {j}] }}")
-        build = isl.AstBuild.from_context(_context(self.mask, self.context))
-        ids = isl.IdList.alloc(isl.DEFAULT_CONTEXT, 2)
-        for name in (i, j):
-            ids = ids.add(isl.Id(name))
-        return str(build.set_iterators(ids).node_from_schedule_map(order.intersect_domain(tiles)).to_C_str())
+        with suppress(isl.Error), limited(_WORK):
+            build = isl.AstBuild.from_context(_context(self.mask, self.context))
+            ids = isl.IdList.alloc(isl.DEFAULT_CONTEXT, 2)
+            for name in (i, j):
+                ids = ids.add(isl.Id(name))
+            return str(build.set_iterators(ids).node_from_schedule_map(order.intersect_domain(tiles)).to_C_str())
+        return None
 
     def text(self) -> str:
         """The plan for people, ending in a newline."""
@@ -171,15 +177,15 @@ class TilePlan:
         first, last = self.first, self.last
         if not self.exact:
             lines.append("too costly to derive: every tile is visited and masked inside")
-        elif first is None:
+        elif self._derived.visited.is_empty():
             lines.append("no tile is visited")
-        else:
+        elif first is not None and last is not None:
             gaps = "" if self.contiguous else ", with gaps"
             lines.append(f"query block {i} visits the key blocks {j} from {first} to {last}{gaps}")
         count = self.total
         if count is not None:
             lines.append(f"visited in all: {count}")
-        return "\n".join([*lines, *(self.loops if self.exact else "").splitlines()]) + "\n"
+        return "\n".join([*lines, *((self.loops or "") if self.exact else "").splitlines()]) + "\n"
 
     def key_parts(self, m: int, parts: int) -> list[tuple[int, int]]:
         """The key blocks in ``parts`` ranges of about equal length, each to be reduced on its own and then merged: for
@@ -199,12 +205,17 @@ class TilePlan:
         points = points.move_dims(param, points.dim(param), load_isl().dim_type.set, 0, 1)
         return points.set_dim_name(param, points.dim(param) - 1, self.names[0])
 
+    @lru_cache(maxsize=256)  # noqa: B019 - a plan is a small value, and the cache is bounded
     def _bound(self, side: str) -> Expr | None:
         row = self._row()
         if row.is_empty():
             return None
-        build = load_isl().AstBuild.from_context(row.params())
-        return from_ast(build.expr_from_pw_aff(getattr(row, side)(0).coalesce()))
+        isl = load_isl()
+        with suppress(isl.Error), limited(_WORK):
+            end = getattr(row, side)(0)
+            if end.n_piece() <= _PIECES:
+                return from_ast(isl.AstBuild.from_context(row.params()).expr_from_pw_aff(end.coalesce()))
+        return None
 
 
 @dataclass(frozen=True)
@@ -213,6 +224,8 @@ class _Derived:
 
     visited: isl.Set
     full: isl.Set
+    visits: Expr
+    fills: Expr
     names: tuple[str, str]
     exact: bool
 
@@ -242,9 +255,11 @@ def _derive(text: str, rows: int, cols: int, context: str) -> _Derived:
         visited = visible.apply(tiling).coalesce()
         holed = plane.subtract(mask).apply(tiling)
         full = visited.subtract(holed).coalesce()
-        return _Derived(_named(visited, names), _named(full, names), names, True)
-    everything = plane.apply(tiling)
-    return _Derived(_named(everything, names), _named(isl.Set.empty(everything.get_space()), names), names, False)
+        visited, full = _named(visited, names), _named(full, names)
+        return _Derived(visited, full, _condition(visited), _condition(full), names, True)
+    visited = _named(plane.apply(tiling), names)
+    full = isl.Set.empty(visited.get_space())
+    return _Derived(visited, full, _condition(visited), Const(False), names, False)
 
 
 def _named(points: isl.Set, names: Sequence[str]) -> isl.Set:

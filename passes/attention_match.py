@@ -192,6 +192,9 @@ class Match:
         flat = atoms_of(axes)
         if len({id(a) for a in flat}) != len(flat):
             raise LayoutError
+        shape = self.analysis.tensor(load.tensor).type.shape
+        if any(product([a.size for a in atoms_of([axis])]) != d for axis, d in zip(axes, shape, strict=True)):
+            raise LayoutError  # a part of it only
         return axes
 
     def _parts(self, load: Load, node: Node) -> Parts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir import Builder, Graph, Node
+from ..ir import Builder, Graph, Node, ShapeError
 from ..ir.elements import IndexAnalysis, OpaqueError
 from ..ir.expr import rename_loads
 from ..ir.ops.attention import DOT
@@ -21,7 +21,7 @@ def refine(graph: Graph, node: Node, analysis: IndexAnalysis) -> bool:
         return False
     try:
         return _refined(graph, node, analysis)
-    except (LayoutError, OpaqueError, RefusedError, ScoreError):
+    except (LayoutError, OpaqueError, RefusedError, ScoreError, ShapeError, RecursionError):
         return False
 
 

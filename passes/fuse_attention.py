@@ -8,7 +8,7 @@ and a refusal says at which node and why.
 
 from __future__ import annotations
 
-from ..ir import Graph
+from ..ir import Graph, ShapeError
 from ..ir.elements import IndexAnalysis, OpaqueError
 from .attention_match import Match
 from .attention_parts import RefusedError
@@ -35,6 +35,7 @@ loaded where it would not leave room for them."""
 
 
 def _fuse_region(graph: Graph, result: PassResult) -> None:
+    size = len(graph)
     analyses = [IndexAnalysis(graph, limit=limit) for limit in LIMITS]
     named = [n for n in graph.nodes if n.op.name == "attention"]
     fused = 0
@@ -45,11 +46,10 @@ def _fuse_region(graph: Graph, result: PassResult) -> None:
         else:
             result.refusals.append(Refusal.at(softmax.node, "attention", reason))
     refined = sum(refine(graph, node, analyses[0]) for node in named)
-    if fused or refined:
-        result.changed = True
-        graph.remove_unused()
+    result.changed |= bool(fused or refined)
+    graph.remove_unused()
     if fused:
-        result.notes.append(f"fused {fused} attention{'s' if fused > 1 else ''}")
+        result.notes.append(f"fused {fused} attention{'s' if fused > 1 else ''}, {size - len(graph)} operators fewer")
 
 
 def _try(graph: Graph, softmax: Softmax, analyses: list[IndexAnalysis]) -> str | None:
@@ -62,7 +62,7 @@ def _try(graph: Graph, softmax: Softmax, analyses: list[IndexAnalysis]) -> str |
             at = error.node or softmax.node
             place = f" at {at.source or at.op.name}" if at is not softmax.node else ""
             reason = reason or str(error) + place
-        except (LayoutError, OpaqueError):
+        except (LayoutError, OpaqueError, ShapeError, RecursionError):
             reason = reason or "its axes move in a way that is not understood"
         else:
             return None

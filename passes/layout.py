@@ -146,22 +146,15 @@ def _repeated(node: Node, source: Value, axes: Axes) -> tuple[Value, Axes] | Non
     if by is None or not isinstance(size, int) or not isinstance(held, int) or size % held:
         return None
     fn, number = by
-    (atom,) = (axes[axis][0],) if len(axes[axis]) == 1 else (None,)
-    if atom is None:
+    if number * held != size and (fn == "floordiv" or number != held):
         return None
-    if fn == "floordiv" and number * held == size:
-        if not atom.parts:
-            atom.split(held)
-        kept = atom.parts[0]
-    elif fn == "mod" and number == held:
-        if not atom.parts:
-            atom.split(size // held)
-        kept = atom.parts[1]
-    else:
+    _suffix(_leaves(axes[axis]), number)  # splits what has to be split
+    leaves = _leaves(axes[axis])
+    inner = _suffix(leaves, number)
+    kept = leaves[: len(leaves) - len(inner)] if fn == "floordiv" else inner
+    if product([atom.size for atom in kept]) != held:
         return None
-    if kept.size != held:
-        return None
-    return source, [*axes[:axis], (kept,), *axes[axis + 1 :]]
+    return source, [*axes[:axis], tuple(kept), *axes[axis + 1 :]]
 
 
 def _period(e: Expr | None) -> tuple[str, int] | None:
@@ -208,8 +201,9 @@ def parse_axis(e: Expr, variables: dict[str, tuple[Atom, ...]]) -> tuple[Atom, .
             return tuple(_leaves(variables[name]))
         case Call("floordiv" | "mod" as fn, (Var(name), Const(value))) if name in variables and type(value) is int:
             atoms = variables[name]
+            _suffix(_leaves(atoms), value)  # splits what has to be split
             inner = _suffix(_leaves(atoms), value)
-            outer = _leaves(atoms)[: -len(inner)]
+            outer = _leaves(atoms)[: len(_leaves(atoms)) - len(inner)]
             return tuple(outer if fn == "floordiv" else inner)
     terms = polynomial(e)
     if terms is None:

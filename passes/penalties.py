@@ -83,7 +83,7 @@ class Frame:
 def frame_of(analysis: IndexAnalysis, groups: Mapping[str, Sequence[Atom]], dtype: DType) -> Frame:
     """The index space of an attention whose axes have these atoms."""
     sizes = {name: aliased(product([a.size for a in atoms_of([tuple(atoms)])])) for name, atoms in groups.items()}
-    return Frame(analysis, sizes, dtype.bits == 16)
+    return Frame(analysis, sizes, dtype is DType.FLOAT16)
 
 
 def aliased(d: Dim) -> Dim:
@@ -253,12 +253,9 @@ def _masked(value: Expr, visible: Expr, empty: str, frame: Frame) -> Score:
     condition = _all(affine, frame)
     if condition != Const(True):
         try:
-            mask = _mask(condition, frame)
+            mask = _mask(finished(condition, frame), frame)
         except (NotAffineError, ParseError):
             others = [condition, *others]
-        else:
-            if any(name.startswith("size_") and name[5:] in TAKEN for name in mask.params):
-                mask, others = None, [condition, *others]
     where = None if not others else finished(_all(others, frame) if len(others) > 1 else others[0], frame)
     if where is not None and not frame.simplify.is_bool(where):
         where = where.ne(0)
@@ -272,9 +269,9 @@ def finished(e: Expr, frame: Frame) -> Expr:
     back: dict[str, Expr] = {}
     for name in variables(e):
         if name.startswith("size_") and name[5:] in TAKEN:
-            short = name[5:]
-            own = {"n": "i", "m": "j"}.get(short)
-            if own is None or frame.sizes[own] != symbol(name):
-                raise ScoreError(f"it uses the size {short}, a name that means something else in an attention")
+            lengths = {"n": frame.sizes["i"], "m": frame.sizes["j"]}
+            short = next((n for n, d in lengths.items() if d == symbol(name)), None)
+            if short is None:
+                raise ScoreError(f"it uses the size {name[5:]}, a name that means something else in an attention")
             back[name] = Var(short)
     return substitute(e, back) if back else e

@@ -116,9 +116,9 @@ def test_stopping_after_a_pass(graph: Graph) -> None:
 
     refusing = ("refuse", lambda g: PassResult(g, False, ["a note"], [Refusal("a cache", "node 3", "it leaks")]))
     outcome = pipeline.run(graph.copy(), (*pipeline.OPTIMISE, refusing), "refuse", progress)
-    assert seen == ["canonicalise", "refuse"]
+    assert seen == [*(name for name, _ in pipeline.OPTIMISE), "refuse"]
     assert outcome.notes["refuse"] == ["a note"]
-    assert [r.reason for r in outcome.refusals] == ["it leaks"]
+    assert outcome.refusals[-1].reason == "it leaks"
 
 
 def test_feeds_are_checked(fake: str, graph: Graph, feeds: Feeds) -> None:

@@ -51,9 +51,10 @@ def check(mask: MaskSet, rows: int, cols: int, n: int, m: int, w: int) -> None:
                     if not keys.size:
                         continue
                     here = env | {"b": b, "h": h, "I": block}
-                    assert plan.first is not None
-                    assert plan.last is not None
-                    assert (evaluate(plan.first, here), evaluate(plan.last, here)) == (keys[0], keys[-1])
+                    if plan.first is not None:  # cheap enough
+                        assert evaluate(plan.first, here) == keys[0]
+                    if plan.last is not None:
+                        assert evaluate(plan.last, here) == keys[-1]
                     if plan.contiguous:
                         assert keys.size == keys[-1] - keys[0] + 1
         if plan.total is not None and n >= 1 and m >= 1 and w >= 1 and not (plan.per_batch or plan.per_head):
@@ -68,7 +69,9 @@ def check(mask: MaskSet, rows: int, cols: int, n: int, m: int, w: int) -> None:
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (3, 2), (2, 5), (4, 4)])
 def test_exactly_the_tiles_needed(text: str, rows: int, cols: int) -> None:
     mask = MaskSet(text)
-    assert TilePlan(mask, rows, cols).exact
+    plan = TilePlan(mask, rows, cols)
+    assert plan.exact
+    assert (plan.first is None) == (plan.last is None) == mask.is_empty
     for n, m, w in ((1, 1, 1), (7, 7, 3), (8, 8, 4), (3, 11, 20), (12, 5, 2)):
         check(mask, rows, cols, n, m, w)
 

@@ -197,7 +197,7 @@ class Grower:
         return self.b.expand(self.pick(lambda v: v.type.rank == 0 or (v.type.rank == 1 and v.shape == (M,))), (N, M))
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_random_graphs_at_every_index(data: st.DataObject) -> None:
     grower = Grower(data)
