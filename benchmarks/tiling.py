@@ -1,8 +1,8 @@
 """Time and extra memory of causal attention: tiles in NumPy against the naive form and ONNX Runtime.
 
-One batch row, 12 heads of width 64, float32. Runs of all contestants alternate; the figures are medians. Extra memory is
-the growth of the peak resident size over what the process held with the inputs and the result's array, in a process of
-its own for each figure.
+One batch row, 12 heads of width 64, float32. Runs of all contestants alternate; the figures are medians. Extra memory
+is the growth of the peak resident size (Linux) over what the process held with the inputs and an array for the result,
+in a process of its own for each figure.
 
     python benchmarks/tiling.py [--lengths 512 2048 16384] [--window 256] [--repeats 5] [--no-memory]
 """
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 
@@ -89,7 +89,10 @@ def onnxruntime(q: Array, k: Array, v: Array, window: int | None) -> Run:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    feeds = {name: np.ascontiguousarray(x.transpose(0, 2, 1, 3)).reshape(shape) for name, x in zip("qkv", (q, k, v), strict=True)}
+    feeds = {
+        name: np.ascontiguousarray(x.transpose(0, 2, 1, 3)).reshape(shape)
+        for name, x in zip("qkv", (q, k, v), strict=True)
+    }
 
     def run() -> Array:
         result: Array = session.run(None, feeds)[0].reshape(1, -1, HEADS, WIDTH).transpose(0, 2, 1, 3)
@@ -140,7 +143,9 @@ def times(n: int, window: int | None, repeats: int, names: list[str]) -> dict[st
 
 
 def peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """The peak resident size of this program. (``getrusage`` would count what the parent held when it forked.)"""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def memory(name: str, n: int, window: int | None) -> float:
@@ -166,14 +171,18 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--window", type=int, help="each query sees so many keys only")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--naive-limit", type=int, default=NAIVE_LIMIT, help="the longest for forms that hold n² scores")
+    parser.add_argument(
+        "--naive-limit", type=int, default=NAIVE_LIMIT, help="the longest for forms that hold n² scores"
+    )
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--measure", choices=[*MAKE], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         measure(options.measure, options.lengths[0], options.window)
         return
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; seconds (times naive) and MB beyond inputs and output")
+    print(
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; seconds (times naive) and MB beyond inputs and output"
+    )
     print(f"{'n':>6}" + "".join(f"{name:>24}" for name in CONTESTANTS))
     for n in options.lengths:
         names = taking_part(n, options.window, options.naive_limit)

@@ -9,14 +9,18 @@ import math
 from collections.abc import Mapping
 
 from .expr import FUNCTIONS, Call, Const, Expr, Load, Var, rebuild
+from .polynomials import polynomial
 
 __all__ = ["Bounds", "bounds", "resolve"]
 
 Bounds = tuple[float, float]
 """The least and the largest value."""
 
-Known = Mapping[Expr, Bounds]
-"""Expressions of which more is known than their form tells."""
+Linear = tuple[tuple[tuple[str, ...], int], ...]
+"""A polynomial without its constant, the first coefficient positive."""
+
+Known = Mapping[Expr | Linear, Bounds]
+"""Expressions of which more is known than their form tells, sums by their polynomial."""
 
 _ANY: Bounds = (-math.inf, math.inf)
 
@@ -26,7 +30,29 @@ def bounds(e: Expr, known: Known | None = None) -> Bounds:
     low, high = _form(e, known or {})
     if known and e in known:
         low, high = max(low, known[e][0]), min(high, known[e][1])
+    if known and isinstance(e, Call) and e.fn in ("add", "sub"):
+        linear = _linear(e)
+        if linear is not None and linear[0] in known:
+            a, b = _scaled(known[linear[0]], linear[1], linear[2])
+            low, high = max(low, a), min(high, b)
     return low, high
+
+
+def _linear(e: Expr) -> tuple[Linear, int, int] | None:
+    """L, sign and c where the expression is sign * L + c."""
+    terms = polynomial(e)
+    if not terms:
+        return None
+    constant = terms.pop((), 0)
+    if not terms:
+        return None
+    sign = 1 if min(terms.items())[1] > 0 else -1
+    return tuple(sorted((m, sign * c) for m, c in terms.items())), sign, constant
+
+
+def _scaled(known: Bounds, sign: int, constant: int) -> Bounds:
+    low, high = known if sign > 0 else (-known[1], -known[0])
+    return low + constant, high + constant
 
 
 def _form(e: Expr, known: Known) -> Bounds:
@@ -126,7 +152,24 @@ def _with(known: Known, condition: Expr, holds: bool) -> Known:
             if fn in ("less", "less_equal", "equal"):
                 high = min(high, float(value))
             return {**known, x: (low, high)}
+        case Call(fn, (x, y)) if fn in _NOT:
+            return _with_difference(known, fn if holds else _NOT[fn], x, y)
     return known
+
+
+def _with_difference(known: Known, fn: str, x: Expr, y: Expr) -> Known:
+    """What a comparison of two whole numbers tells of their difference."""
+    linear = _linear(x - y)
+    if linear is None or fn == "not_equal":
+        return known
+    form, sign, constant = linear
+    low, high = _scaled(known.get(form, _ANY), sign, constant)
+    if fn in ("greater", "greater_equal", "equal"):
+        low = max(low, 1.0 if fn == "greater" else 0.0)
+    if fn in ("less", "less_equal", "equal"):
+        high = min(high, -1.0 if fn == "less" else 0.0)
+    low, high = low - constant, high - constant
+    return {**known, form: (low, high) if sign > 0 else (-high, -low)}
 
 
 def resolve(e: Expr, known: Known | None = None) -> Expr:

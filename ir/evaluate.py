@@ -33,8 +33,8 @@ def evaluate(
 
     ``precision`` (float64) computes every float in that dtype. ``states`` holds the state tensors and is updated in
     place when the run has ended: every read sees what a state was before the run, wherever it stands. ``observer``
-    sees every node with its results. ``kernels`` stand in for the definitions of operators. Raises InputError for wrong feeds, and AttncError that names the node when an
-    operator fails.
+    sees every node with its results. ``kernels`` stand in for the definitions of operators. Raises InputError for wrong
+    feeds, and AttncError that names the node when an operator fails.
     """
     arrays = check_feeds(graph, feeds)
     held = states if states is not None else {}

@@ -347,7 +347,7 @@ def reduced(name: str, elements: Elements) -> Expr | None:
         return None
     if name not in ("reduce_max", "reduce_min") or elements.type(0).dtype not in _WIDE or loads(x):
         return None
-    from .simplify import polynomial
+    from .polynomials import polynomial
 
     terms = polynomial(x)
     if terms is None:

@@ -15,6 +15,7 @@ from .affine import NODE_LIMIT, Domain, count, is_affine
 from .bounds import bounds
 from .expr import FUNCTIONS, Call, Const, Expr, Load, Var, call, rebuild
 from .expreval import fold
+from .polynomials import Polynomial, polynomial, to_expr
 from .types import DType
 
 __all__ = ["Simplifier", "kind_of"]
@@ -256,54 +257,6 @@ class Simplifier:
             if split is not None and self._below(split[0], monomial[:k] + monomial[k + 1 :], factor):
                 return True
         return False
-
-
-Polynomial = dict[tuple[str, ...], int]
-"""Monomial (the names of its variables, sorted) → coefficient."""
-
-
-def polynomial(e: Expr) -> Polynomial | None:
-    """An expression of sums and products as a polynomial over its variables; None for any other."""
-    match e:
-        case Const(value) if type(value) is int:
-            return {(): value} if value else {}
-        case Var(name):
-            return {(name,): 1}
-        case Call("neg", (x,)):
-            inner = polynomial(x)
-            return None if inner is None else {m: -c for m, c in inner.items()}
-        case Call("add" | "sub" | "mul" as fn, (x, y)):
-            first, second = polynomial(x), polynomial(y)
-            if first is None or second is None or len(first) * len(second) > 64:
-                return None
-            total: Polynomial = {} if fn == "mul" else dict(first)
-            if fn == "mul":
-                for m, c in first.items():
-                    for n, d in second.items():
-                        key = tuple(sorted(m + n))
-                        total[key] = total.get(key, 0) + c * d
-            else:
-                for m, c in second.items():
-                    total[m] = total.get(m, 0) + (c if fn == "add" else -c)
-            return {m: c for m, c in total.items() if c}
-    return None
-
-
-def to_expr(p: Polynomial) -> Expr:
-    """A polynomial as an expression."""
-    total: Expr | None = None
-    for monomial, coefficient in sorted(p.items(), key=lambda term: (not term[0], term)):
-        term: Expr = Const(abs(coefficient))
-        if monomial:
-            factors: list[Expr] = [Var(name) for name in monomial]
-            term = factors[0] if abs(coefficient) == 1 else term * factors[0]
-            for factor in factors[1:]:
-                term = term * factor
-        if total is None:
-            total = term if coefficient > 0 else _fold_constants(-term)
-        else:
-            total = total + term if coefficient > 0 else total - term
-    return Const(0) if total is None else total
 
 
 def _remove(term: tuple[str, ...], factor: tuple[str, ...]) -> tuple[str, ...] | None:

@@ -1,9 +1,9 @@
 """Which tiles of the query × key plane a mask visits, and which of them need no masking.
 
-A tile (I, J) holds the queries ``rows*I <= i < rows*(I + 1)`` and the keys ``cols*J <= j < cols*(J + 1)`` below n and m.
-It is *visited* when a query of it sees a key of it, *full* when every query sees every key, *cut* when neither all nor
-none. isl derives the three sets exactly for any Presburger mask, with n, m, every other size and, where the mask depends
-on them, b and h as parameters: all is one projection of the mask along the tiling.
+A tile (I, J) holds the queries ``rows*I <= i < rows*(I + 1)`` and the keys ``cols*J <= j < cols*(J + 1)`` below n and
+m. It is *visited* when a query of it sees a key of it, *full* when every query sees every key, *cut* when neither all
+nor none. isl derives the three sets exactly for any Presburger mask, with n, m, every other size and, where the mask
+depends on them, b and h as parameters: all is one projection of the mask along the tiling.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,8 +115,8 @@ class TilePlan:
     def grids(
         self, n: int, m: int, sizes: Mapping[str, int] | None = None, batch: int = 1, heads: int = 1
     ) -> tuple[Grid, Grid]:
-        """``visited`` and ``full`` as bool [b, h, query blocks, key blocks]; the axes b and h have size 1 where the mask
-        does not depend on them. Raises InputError for a size without a value."""
+        """``visited`` and ``full`` as bool [b, h, query blocks, key blocks]; the axes b and h have size 1 where the
+        mask does not depend on them. Raises InputError for a size without a value."""
         shape = (batch if self.per_batch else 1, heads if self.per_head else 1, -(-n // self.rows), -(-m // self.cols))
         if not self.exact:
             return np.ones(shape, np.bool_), np.zeros(shape, np.bool_)
@@ -159,7 +159,9 @@ class TilePlan:
         None where that costs isl too much."""
         isl, derived = load_isl(), self._derived
         tiles = isl.UnionSet.from_set(derived.full.set_tuple_name("full"))
-        tiles = tiles.union(isl.UnionSet.from_set(derived.visited.subtract(derived.full).coalesce().set_tuple_name("cut")))
+        tiles = tiles.union(
+            isl.UnionSet.from_set(derived.visited.subtract(derived.full).coalesce().set_tuple_name("cut"))
+        )
         i, j = derived.names
         order = isl.UnionMap(f"{{ full[{i}, {j}] -> [{i}, {j}]; cut[{i}, {j}] -> [{i}, {j}] }}")
         with suppress(isl.Error), limited(_WORK):

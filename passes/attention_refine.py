@@ -17,7 +17,7 @@ def refine(graph: Graph, node: Node, analysis: IndexAnalysis) -> bool:
     """Says more precisely what an attention does; says whether it could."""
     if node.attr("inner") != DOT or node.attr("normalise") != "softmax" or node.attr("sink") is not None:
         return False
-    if node.source and _is_known(node):
+    if _is_known(node):
         return False
     try:
         return _refined(graph, node, analysis)

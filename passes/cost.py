@@ -47,8 +47,8 @@ class KindCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """The costs of a graph. ``parameters`` counts the floats in constants, equal constants once. ``path`` is the number of attentions on its longest path: through each, any position
-    reaches any other that its mask allows in one step."""
+    """The costs of a graph. ``parameters`` counts the floats in constants, equal constants once. ``path`` is the number
+    of attentions on its longest path: through each, any position reaches any other that its mask allows in one step."""
 
     attentions: tuple[AttentionCost, ...]
     kinds: tuple[KindCost, ...]
@@ -76,7 +76,8 @@ class Cost:
         return Cost(
             tuple(
                 AttentionCost(
-                    a.node, must(a.dense), must(a.scores), must(a.score_bytes), put(a.pairs), put(a.visible), put(a.tiles)
+                    a.node, must(a.dense), must(a.scores), must(a.score_bytes),
+                    put(a.pairs), put(a.visible), put(a.tiles),
                 )
                 for a in self.attentions
             ),
@@ -182,9 +183,7 @@ def _attention(node: Node, given: Mapping[str, int]) -> AttentionCost:
     )
 
 
-def _total(
-    mask: MaskSet, side: int, batch: Dim, heads: Dim, n: Dim, m: Dim, given: Mapping[str, int]
-) -> Dim | None:
+def _total(mask: MaskSet, side: int, batch: Dim, heads: Dim, n: Dim, m: Dim, given: Mapping[str, int]) -> Dim | None:
     """The visited tiles of all heads: the formula, or the number once all sizes have values."""
     plan = TilePlan(mask, side, side, "n = m" if n == m else "true")
     total = plan.total

@@ -13,7 +13,7 @@ from ..ir import Builder, Dim, Node, Value
 from ..ir.dims import product
 from ..ir.expr import Const, Expr, Load, Var
 from ..ir.patterns import recognise
-from ..ir.simplify import polynomial
+from ..ir.polynomials import polynomial
 
 __all__ = ["Atom", "Axes", "LayoutError", "atoms_of", "axes_of", "backward", "build", "forward", "parse_axis"]
 

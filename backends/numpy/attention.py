@@ -41,8 +41,8 @@ class Tiling:
 
 
 def attention(run: Run, *inputs: Any) -> tuple[Array, ...] | None:
-    """The results of an ``attention`` node, or None where its definition serves as well: few scores, all weights wanted,
-    or an inner product of its own."""
+    """The results of an ``attention`` node, or None where its definition serves as well: few scores, all weights
+    wanted, or an inner product of its own."""
     return tiled_attention(Tiling(), run, *inputs)
 
 
@@ -52,7 +52,7 @@ def tiled_attention(tiling: Tiling, run: Run, *inputs: Any) -> tuple[Array, ...]
     if attrs["weights"] or attrs["inner"] != DOT or not _HANDLED.issuperset(attrs):
         return None
     (batch, heads, n, _), (_, groups, m, _) = inputs[0].shape, inputs[1].shape
-    if n < 2 and tiling.parts == 1 or batch * heads * n * m < tiling.least or not m or not groups:
+    if (n < 2 and tiling.parts == 1) or batch * heads * n * m < tiling.least or not m or not groups:
         return None
     q, k, v = (x.astype(np.float32) if x.dtype.itemsize == 2 else x for x in inputs[:3])
     loads = dict(zip(attrs["loads"], inputs[3:], strict=True))
@@ -262,9 +262,7 @@ def _times(weights: Array, values: Array) -> Array:
     return product
 
 
-def _runs(
-    visited: Array, full: Array, low: int, high: int, tiling: Tiling
-) -> Iterator[tuple[int, int, bool]]:
+def _runs(visited: Array, full: Array, low: int, high: int, tiling: Tiling) -> Iterator[tuple[int, int, bool]]:
     """Neighbouring visited key blocks within [low, high), up to a span: first, end, and whether one is cut."""
     most = max(1, tiling.span // tiling.cols)
     block = low

@@ -58,7 +58,14 @@ MASKS = (
     None, "j <= i", "j <= i + m - n", "j < i", "j <= i and i - j < 3", "j < 2 or j <= i", "(i - j) mod 3 = 0", "false",
     "floor(i / 3) = floor(j / 3)", "j <= i + h", "h = 1 and j <= i", "b = 0 or j > i", "i >= 4", "j >= seq - 2",
 )  # fmt: skip
-SCORES = ("s", "3 * tanh(s / 3)", "s + slopes[h] * (j - i)", "s + bias[b, i, j]", "0.5", "s * slopes[h] - inf * (j == 1)")
+SCORES = (
+    "s",
+    "3 * tanh(s / 3)",
+    "s + slopes[h] * (j - i)",
+    "s + bias[b, i, j]",
+    "0.5",
+    "s * slopes[h] - inf * (j == 1)",
+)
 WHERES = (None, "j < lengths[b]", "docs[b, j] == docs[b, j] and (i + j) % 2 == 0")
 NORMALISE = ("softmax", "softmax with sink", "softmax, mean", "softmax, nan", "sum", "none")
 
@@ -84,7 +91,10 @@ def test_random_attentions(
     graph = Graph()
     values = {
         name: graph.add_input(
-            name, TensorType(DType.INT64 if x.dtype.kind == "i" else dtype, ("tokens" == name and (symbol("seq"),)) or x.shape)
+            name,
+            TensorType(
+                DType.INT64 if x.dtype.kind == "i" else dtype, (name == "tokens" and (symbol("seq"),)) or x.shape
+            ),
         )
         for name, x in given.items()
     }
@@ -111,7 +121,10 @@ def test_the_backend_at_a_real_length(mask: str) -> None:
     q, k, v = (rng.normal(size=(1, h, 700, 16)).astype(np.float32) for h in (4, 2, 2))
     graph = Graph()
     length = symbol("n")
-    inputs = [graph.add_input(name, TensorType(DType.FLOAT32, (1, x.shape[1], length, 16))) for name, x in zip("qkv", (q, k, v), strict=True)]
+    inputs = [
+        graph.add_input(name, TensorType(DType.FLOAT32, (1, x.shape[1], length, 16)))
+        for name, x in zip("qkv", (q, k, v), strict=True)
+    ]
     graph.add_output(Builder(graph)("attention", *inputs, scale=0.25, mask=mask), "out")
     feeds = dict(zip("qkv", (q, k, v), strict=True))
     got = NumpyBackend().load(graph, None, Options()).run(feeds, {})["out"]
@@ -123,7 +136,9 @@ def test_large_scores_do_not_overflow() -> None:
     k = np.stack([np.linspace(-100, 100, 9), np.linspace(100, -50, 9)], -1)[None, None].astype(np.float32)
     v = np.eye(9, dtype=np.float32)[None, None]
     graph = Graph()
-    inputs = [graph.add_input(name, TensorType(DType.FLOAT32, x.shape)) for name, x in zip("qkv", (q, k, v), strict=True)]
+    inputs = [
+        graph.add_input(name, TensorType(DType.FLOAT32, x.shape)) for name, x in zip("qkv", (q, k, v), strict=True)
+    ]
     graph.add_output(Builder(graph)("attention", *inputs, mask="j <= i + 3"), "out")
     assert compare(graph, dict(zip("qkv", (q, k, v), strict=True)), None, 1e-5) == len(TINY)
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from attnc.driver.cli import cli
 from attnc.frontends.api import Model, causal, ffn, layer_normed, multi_head_attention, pre_norm
-from attnc.ir import Builder, DType, Dim, Graph, TensorType, UsageError, evaluate_dim, parse_dim, symbol
+from attnc.ir import Builder, Dim, DType, Graph, TensorType, UsageError, evaluate_dim, parse_dim, symbol
 from attnc.passes.canonicalise import canonicalise
 from attnc.passes.cost import TILE, Cost, cost
 
@@ -20,7 +20,9 @@ def block(width: int = 64, heads: int = 4, layers: int = 1) -> Graph:
     x = model.input("x", "float32", ["batch", "seq", width])
     for layer in range(layers):
         with model.scope(f"layer{layer}"):
-            x = pre_norm(x, lambda x: layer_normed(x, "ln_1"), lambda x: multi_head_attention(x, heads=heads, mask=causal()))
+            x = pre_norm(
+                x, lambda x: layer_normed(x, "ln_1"), lambda x: multi_head_attention(x, heads=heads, mask=causal())
+            )
             x = pre_norm(x, lambda x: layer_normed(x, "ln_2"), lambda x: ffn(x, 4 * width, "gelu"))
     model.output("y", x)
     return canonicalise(model.graph).graph

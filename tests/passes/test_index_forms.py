@@ -6,15 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import attnc
-from attnc.ir import Builder, DType, Graph, TensorType, Value, symbol
-from attnc.ir.affine import Domain
+from attnc.ir import Builder, DType, Graph, TensorType, Value, parse_dim, symbol
+from attnc.ir.affine import Domain, count
 from attnc.ir.bounds import bounds, resolve
 from attnc.ir.elements import IndexAnalysis
-from attnc.ir.expr import Expr, Load, parse
+from attnc.ir.expr import Expr, Load, Var, call, lift, parse
 from attnc.ir.expreval import evaluate
 from attnc.ir.patterns import recognise
+from attnc.ir.simplify import Simplifier
 from attnc.passes.canonicalise import canonicalise
 
 ZOO = Path(__file__).parents[1] / "data" / "zoo"
@@ -140,3 +143,45 @@ def test_a_load_is_read_in_both_branches() -> None:
     """What holds in a branch says nothing about an index, which is read in the other one too."""
     e = parse("where(x < 5, 0, table[where(x - 5 < 0, 0, x - 5)])")
     assert resolve(e) == e
+
+
+NUMBERS = st.one_of(st.integers(-4, 4).map(lift), st.sampled_from([Var("x"), Var("y"), Var("n")]))
+
+
+def _grown(numbers: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
+    """Whole numbers from whole numbers, with comparisons and logic below ``where``."""
+    comparisons = st.builds(
+        call,
+        st.sampled_from(["less", "less_equal", "greater", "greater_equal", "equal", "not_equal"]),
+        numbers,
+        numbers,
+    )
+    conditions = st.recursive(
+        comparisons,
+        lambda c: st.one_of(st.builds(call, st.sampled_from(["and", "or"]), c, c), st.builds(call, st.just("not"), c)),
+        max_leaves=3,
+    )
+    return st.one_of(
+        st.builds(call, st.sampled_from(["add", "sub", "min", "max", "mul"]), numbers, numbers),
+        st.builds(call, st.sampled_from(["floordiv", "mod"]), numbers, st.integers(1, 4)),
+        st.builds(call, st.sampled_from(["abs", "neg", "relu"]), numbers),
+        st.builds(call, st.just("where"), conditions, numbers, numbers),
+    )
+
+
+@settings(max_examples=700, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.recursive(NUMBERS, _grown, max_leaves=12))
+def test_simplified_and_bounded_expressions_have_the_same_values(e: Expr) -> None:
+    simplify = Simplifier(Domain({"x": N, "y": parse_dim("2*n")}), lambda name: None)
+    short, decided, (low, high) = simplify(e), resolve(e), bounds(e)
+    assert count(short) <= 2 * count(e) + 3
+    for n in (1, 2, 5):
+        places: dict[str, object] = {"x": np.arange(n)[:, None], "y": np.arange(2 * n), "n": n}
+        expected = evaluate(e, places)
+        shape = np.broadcast_shapes(expected.shape, (n, 2 * n))
+        for other in (short, decided):
+            np.testing.assert_array_equal(
+                np.broadcast_to(evaluate(other, places), shape), np.broadcast_to(expected, shape)
+            )
+        assert low <= expected.min()
+        assert expected.max() <= high
