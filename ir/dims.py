@@ -351,6 +351,15 @@ def symbols(d: Dim) -> frozenset[str]:
     return frozenset(found)
 
 
+def symbol_and_offset(d: SymDim) -> tuple[str, int]:
+    """``name`` and ``c`` of a dimension of the form name + c, from which name can be read off; "" for another form."""
+    (monomial, coefficient), *rest = d.terms
+    plain = coefficient == 1 and len(monomial) == 1 and monomial[0][1] == 1 and not monomial[0][0].fn
+    if not plain or any(m for m, _ in rest):
+        return "", 0
+    return monomial[0][0].name, sum(c for _, c in rest)
+
+
 _FUNCTIONS = {"//": _floordiv, "%": _mod, "min": dim_min, "max": dim_max}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...ir import Dim, DType, SymDim, symbols
-from ...ir.dims import Atom, lower_bound
+from ...ir import Dim, DType, SymDim, symbol, symbols
+from ...ir.dims import Atom, lower_bound, symbol_and_offset
 
 if TYPE_CHECKING:
     from .emitter import Emitter, Ref
@@ -27,8 +27,9 @@ class Sizes:
     def learn(self, ref: Ref) -> None:
         """Notes which sizes the shape of a tensor gives."""
         for axis, d in enumerate(ref.shape):
-            if isinstance(d, SymDim) and d.text.isidentifier():
-                self._origin.setdefault(d.text, (ref, axis))
+            name = symbol_and_offset(d)[0] if isinstance(d, SymDim) else ""
+            if name:
+                self._origin.setdefault(name, (ref, axis))
 
     def never_zero(self, d: Dim) -> bool:
         return d != 0 and not symbols(d) & self.may_be_zero
@@ -115,14 +116,17 @@ class Sizes:
             raise e.unsupported(
                 f"the size {name} cannot be computed: no input, state or result has an axis of that size alone"
             )
-        d = next(s for s in self._origin[name][0].shape if str(s) == name)
-        if d in self._known:
-            return self._known[d]
+        size = symbol(name)
+        if size in self._known:
+            return self._known[size]
         ref, axis = self._origin[name]
         if e.dialect.opset >= 15:
             found = e.node("Shape", ref, start=axis, end=axis + 1, dtype=DType.INT64, shape=(1,), hint=name)
         else:
             whole = e.node("Shape", ref, dtype=DType.INT64, shape=(len(ref.shape),))
             found = e.node("Gather", whole, e.ints([axis]), axis=0, shape=(1,), hint=name)
-        self._known[d] = e.share(found)
-        return found
+        shown = ref.shape[axis]
+        self._known[shown] = e.share(found)
+        if shown != size:
+            self._known[size] = e.share(self._apply("Add", found, self.one(size - shown)))
+        return self._known[size]

@@ -6,23 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import onnx
-from onnx import FunctionProto, NodeProto
+from onnx import NodeProto
 
 from ...ir import ModelError, UnsupportedError
 from .bodies import has_body
 from .files import Model
+from .order import node_title
+from .structure import Functions, plain_domain
 from .table import HANDLERS
 
-__all__ = ["Functions", "check_operators", "check_version", "plain_domain"]
-
-Functions = Mapping[tuple[str, str, str], FunctionProto]
-"""(domain, name, overload) → local function."""
-
-
-def plain_domain(domain: str) -> str:
-    """The domain, with the long name of the standard one shortened to nothing."""
-    return "" if domain == "ai.onnx" else domain
-
+__all__ = ["check_operators", "check_version"]
 
 def check_version(model: Model, version: int) -> None:
     """Raises when the standard operators are of a version that does not exist yet: they may mean something else."""
@@ -37,8 +30,11 @@ def check_version(model: Model, version: int) -> None:
 
 
 def check_operators(model: Model, functions: Functions, opsets: Mapping[str, int]) -> None:
-    """Raises UnsupportedError that lists every operator that has no handler and no function body."""
+    """Raises UnsupportedError that lists every operator that has no handler and no function body, with the number of
+    its nodes and the first of them, the most frequent first."""
     missing: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], str] = {}
+    known: dict[tuple[str, str, int], bool] = {}
     pending: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [(model.proto.graph.node, opsets)]
     seen: set[tuple[str, str, str]] = set()
     while pending:
@@ -52,16 +48,28 @@ def check_operators(model: Model, functions: Functions, opsets: Mapping[str, int
                 pending.append((function.node, {plain_domain(e.domain): e.version for e in function.opset_import}))
             if node.op_type != "If":  # of an If, one branch may never be imported
                 pending += [(a.g.node, versions) for a in node.attribute if a.HasField("g")]
-            if local in functions:
+            if local in functions or key in HANDLERS:
                 continue
-            if key not in HANDLERS and not has_body(node, versions.get(key[0], 0)):
+            version = versions.get(key[0], 0)
+            if (*key, version) not in known:
+                known[*key, version] = has_body(node, version)
+            if not known[*key, version]:
                 missing[key] += 1
+                first.setdefault(key, node_title(node).rpartition(" (")[0])
     if missing:
-        listed = ", ".join(
-            f"{count} × {domain + '.' if domain else ''}{op}" for (domain, op), count in sorted(missing.items())
-        )
+        count = sum(missing.values())
         raise UnsupportedError(
-            f"{model.label} uses operators that attnc does not know: {listed}. "
+            f"{model.label} uses {len(missing)} operator{'s' * (len(missing) > 1)} that attnc does not know, in "
+            f"{count} node{'s' * (count > 1)}: {_listed(missing, first)}. "
             "Export the model with other settings (a plain opset 18 export without contrib operators), or make these "
             "operators functions of the model (onnx local functions)"
         )
+
+
+def _listed(missing: Counter[tuple[str, str]], first: Mapping[tuple[str, str], str]) -> str:
+    """On one line where it is short, else one operator a line."""
+    parts = [
+        f"{count} × {domain + '.' if domain else ''}{op} ({'first ' if count > 1 else ''}{first[domain, op]})"
+        for (domain, op), count in sorted(missing.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    return ", ".join(parts) if len(parts) <= 4 else "\n  " + "\n  ".join(parts) + "\n"

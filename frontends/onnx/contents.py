@@ -262,6 +262,17 @@ def _transpose(context: Context) -> Content:
     return np.transpose(context.content(0), context.ints_attr("perm"))
 
 
+def _one_hot(context: Context) -> Content:
+    """``on`` at the position that an index names (from the end for a negative one), ``off`` elsewhere."""
+    indices, depth, values = context.numbers(0), int(context.numbers(1).reshape(-1)[0]), context.content(2)
+    axis = context.int_attr("axis", -1) % (indices.ndim + 1)
+    if not 0 <= indices.size * depth <= CONTENT_LIMIT:
+        raise Undecided
+    place = np.arange(depth).reshape(-1, *(1,) * (indices.ndim - axis))
+    found = np.expand_dims(np.where(indices < 0, indices + depth, indices), axis) == place
+    return np.where(found, values[1], values[0])
+
+
 def _tile(context: Context) -> Content:
     return np.tile(context.content(0), [int(d) for d in context.numbers(1)])
 
@@ -282,6 +293,7 @@ RULES: Mapping[str, Callable[[Context], Content]] = {
     "ConstantOfShape": _fill,
     "Transpose": _transpose,
     "Tile": _tile,
+    "OneHot": _one_hot,
     "Max": _extreme(True),
     "Min": _extreme(False),
     "ReduceSum": _reduction(lambda context, a, b: a + b, 0),

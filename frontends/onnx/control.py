@@ -24,6 +24,11 @@ def _if(context: Context) -> Sequence[Result]:
         return context.inline(branches[0 if chosen else 1])
     captured = context.captures(*branches)
     regions = [context.region(branch, [], captured) for branch in branches]
+    for a, b in zip(regions[0].outputs, regions[1].outputs, strict=True):
+        if a.value.type.rank != b.value.type.rank:
+            raise context.unsupported(
+                f"its branches give {a.name} as {a.value.type} and as {b.value.type}; only results of one rank are known"
+            )
     differ = [
         d != e
         for a, b in zip(regions[0].outputs, regions[1].outputs, strict=True)

@@ -6,7 +6,7 @@ import keyword
 import re
 from collections.abc import Iterator
 
-from ...ir import Dim, ParseError, SymDim, dim_max, dim_min, parse_dim, substitute_dim, symbol, symbols
+from ...ir import Dim, ModelError, ParseError, SymDim, UnsupportedError, dim_max, dim_min, parse_dim, substitute_dim, symbol, symbols
 from ...ir.dims import Atom, at_least, lower_bound
 
 __all__ = ["Sizes"]
@@ -26,6 +26,9 @@ class Sizes:
     def __init__(self) -> None:
         self.equal: dict[str, Dim] = {}
         self.choices: dict[str, Dim] = {}
+        self.from_data: set[str] = set()
+        """Symbols for numbers that a run computes. They are never taken to be equal to anything: nothing would notice
+        a run in which they are not, where a size of 1 broadcasts."""
         self._names: dict[str, str] = {}
         self._places: dict[str, tuple[int, int]] = {}
 
@@ -68,6 +71,12 @@ class Sizes:
         """A size that only a run knows."""
         return substitute_dim(symbol(self._identifier(name)), self.equal)
 
+    def data(self, name: str) -> Dim:
+        """A size that is computed from data, which may be 0: a symbol less 1."""
+        identifier = self._identifier(name)
+        self.from_data.add(identifier)
+        return symbol(identifier) - 1
+
     def minimum(self, a: Dim, b: Dim) -> Dim:
         found = dim_min(a, b)
         return self.choices.get(str(found), found)
@@ -83,6 +92,8 @@ class Sizes:
         a, b = conflict
         if not isinstance(a, SymDim) and not isinstance(b, SymDim):
             return False
+        if (symbols(a) | symbols(b)) & self.from_data:
+            return False
         for text, option in (*_options(a), *_options(b)):
             if text not in self.choices and _choose(a, text, option) == _choose(b, text, option):
                 self.choices[text] = option
@@ -93,6 +104,13 @@ class Sizes:
                 self.equal = {k: substitute_dim(v, changed) for k, v in self.equal.items()} | changed
                 return True
         return False
+
+    def explain(self, conflict: tuple[Dim, Dim], error: ModelError) -> ModelError:
+        """What to raise for a conflict that cannot be resolved."""
+        a, b = conflict
+        if (symbols(a) | symbols(b)) & self.from_data:
+            return UnsupportedError(f"{error}; one of these sizes is computed from data, so that they may differ")
+        return error
 
     def _candidates(self, a: Dim, b: Dim) -> Iterator[tuple[str, Dim]]:
         """Equations ``symbol = dimension`` to try: later symbols go first, and equal axes are the likelier pairs."""

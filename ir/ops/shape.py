@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..attributes import Attr
-from ..dims import Dim, product
+from ..dims import Dim, at_least, product
 from ..operator import Array, Call, Operator, Run, Sample
 from ..types import DType, TensorType
 
@@ -135,7 +135,7 @@ class Slice(Operator):
             start, size, step = starts[position], sizes[position], steps[position] if steps else 1
             extent = x.shape[axis]
             for end in (start, start + (size - 1) * step):
-                if isinstance(end, int) and isinstance(extent, int) and size != 0 and not 0 <= end < extent:
+                if isinstance(end, int) and isinstance(extent, int) and at_least(size, 1) and not 0 <= end < extent:
                     raise call.error(f"position {end} is outside axis {axis} of size {x.shape[axis]}")
             shape[axis] = size
         return x.with_shape(tuple(shape))

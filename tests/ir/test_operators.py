@@ -349,6 +349,9 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "cumsum": lambda x, **a: reference(
         "CumSum", x, np.array(a.get("axis", -1)), exclusive=int(a["exclusive"]), reverse=int(a["reverse"])
     )[0],
+    "cumprod": lambda x, **a: reference(
+        "CumProd", x, np.array(a.get("axis", -1)), exclusive=int(a["exclusive"]), reverse=int(a["reverse"])
+    )[0],
     "softmax": lambda x, **a: reference("Softmax", x, axis=a.get("axis", -1))[0],
     "log_softmax": lambda x, **a: reference("LogSoftmax", x, axis=a.get("axis", -1))[0],
     "gelu": lambda x, **a: reference("Gelu", x, approximate=a.get("approximate", "none"))[0],
