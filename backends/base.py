@@ -39,7 +39,7 @@ class Executable(ABC):
         """The outputs by name in the graph's order; updates ``states`` (by state name) in place. The feeds have been
         checked against the graph's inputs."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most programs hold nothing
         """Frees what the program holds."""
 
 

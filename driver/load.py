@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 from ..ir import Graph, ModelError, UsageError, parse
 from . import artifact
@@ -111,9 +111,13 @@ class _NoFunctionError(Exception):
     """The file runs but lacks the function."""
 
 
+def _is_own(module: ModuleType, value: object) -> bool:
+    return isinstance(value, FunctionType) and value.__module__ == module.__name__
+
+
 def _attribute(module: ModuleType, path: Path, name: str) -> object:
     if not hasattr(module, name):
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        functions = [key for key, value in vars(module).items() if _is_own(module, value) and not key.startswith("_")]
         defined = f"; it defines {', '.join(functions)}" if functions else ""
         raise _NoFunctionError(f"{path} has no function {name}{defined}")
     found: object = getattr(module, name)

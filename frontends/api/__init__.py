@@ -13,7 +13,6 @@ from __future__ import annotations
 from .attention import MaskLike, attention, elu_plus_one, linear_attention
 from .control import scan
 from .functions import (
-    abs,
     concat,
     cos,
     cumsum,
@@ -107,7 +106,6 @@ __all__ = [
     "Rope",
     "Score",
     "Tensor",
-    "abs",
     "additive",
     "alibi",
     "alibi_slopes",

@@ -9,7 +9,7 @@ from typing import Literal, overload
 from ...ir import Expr, MaskSet, ShapeError
 from ...ir.expr import Var, loads
 from .functions import exp, relu
-from .masks import Mask, as_expr, mask_set, padding, visible, with_tensors
+from .masks import Mask, element, flagged, mask_set, padding, visible, with_tensors
 from .scores import ScoreLike, combine
 from .tensor import Tensor
 
@@ -19,7 +19,7 @@ MaskLike = Mask | MaskSet | str | Tensor | Callable[..., Expr]
 
 
 def as_mask(item: MaskLike, batched: bool = True) -> Mask:
-    """A Mask; a set or its text; a bool or 0/1 tensor [batch, m] (padding; [n, m] where q has no batch) or
+    """A Mask; a set or its text; a bool or 0/1 integer tensor [batch, m] (padding; [n, m] where q has no batch) or
     [batch, heads, n, m]; a function."""
     if isinstance(item, Mask):
         return item
@@ -31,12 +31,7 @@ def as_mask(item: MaskLike, batched: bool = True) -> Mask:
         return visible(item)
     if item.ndim < 2 or (item.ndim == 2 and batched):
         return padding(item)
-    index = tuple(
-        Var(name) if size != 1 else as_expr(0) for name, size in zip("bhij"[4 - item.ndim :], item.shape, strict=True)
-    )
-    flags = item[index]
-    condition = flags if item.dtype.value == "bool" else flags.ne(as_expr(0))
-    return Mask(MaskSet.all(), condition, {item.model.load_name(item): item})
+    return flagged(item, element(item))
 
 
 @overload

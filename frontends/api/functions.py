@@ -8,7 +8,6 @@ from ...ir import Dim, ShapeError
 from .tensor import Number, Operand, Tensor
 
 __all__ = [
-    "abs",
     "concat",
     "cos",
     "cumsum",
@@ -45,7 +44,6 @@ def _unary(name: str, formula: str) -> Callable[[Tensor], Tensor]:
     return function
 
 
-abs = _unary("abs", "|x|")
 exp = _unary("exp", "e^x")
 log = _unary("log", "ln x")
 sqrt = _unary("sqrt", "the square root of x")
@@ -91,6 +89,8 @@ def _number_like(number: Number, other: Operand) -> Tensor:
 
 def concat(tensors: Sequence[Tensor], axis: int = -1) -> Tensor:
     """The tensors one behind the other along ``axis``."""
+    if not tensors:
+        raise ShapeError("concat needs at least one tensor")
     return tensors[0].model.op("concat", *tensors, axis=axis)
 
 
@@ -132,6 +132,8 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """[batch, n, heads * d] → [batch, heads, n, d]."""
+    if x.ndim != 3:
+        raise ShapeError(f"split_heads takes [batch, n, width], not {x!r}, at {x.model.place()}")
     batch, n, width = x.shape
     if not isinstance(width, int) or width % heads:
         raise ShapeError(f"a width of {width} does not split into {heads} heads at {x.model.place()}")
@@ -140,6 +142,8 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 def merge_heads(x: Tensor) -> Tensor:
     """[batch, heads, n, d] → [batch, n, heads * d]."""
+    if x.ndim != 4:
+        raise ShapeError(f"merge_heads takes [batch, heads, n, d], not {x!r}, at {x.model.place()}")
     batch, heads, n, d = x.shape
     width: Dim = heads * d
     return x.transpose(0, 2, 1, 3).reshape(batch, n, width)

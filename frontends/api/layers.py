@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...ir import Expr, ShapeError
+from ...ir import Expr, ShapeError, UsageError
 from . import functions as f
 from .attention import MaskLike, attention
 from .positions import Rope, rope
@@ -37,6 +37,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": f.sigmoid,
     "tanh": f.tanh,
 }
+
+
+def _activation(name: str) -> Callable[[Tensor], Tensor]:
+    if name not in ACTIVATIONS:
+        raise UsageError(f"no activation is called {name}; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
 
 
 def _width(x: Tensor) -> int:
@@ -115,14 +121,14 @@ def multi_head_attention(
 def ffn(x: Tensor, width: int, activation: str = "relu", bias: bool = True, name: str = "ffn") -> Tensor:
     """act(x W_1 + b_1) W_2 + b_2 (Vaswani et al. 2017, equation 2)."""
     with x.model.scope(name):
-        return dense(ACTIVATIONS[activation](dense(x, width, "up", bias)), _width(x), "down", bias)
+        return dense(_activation(activation)(dense(x, width, "up", bias)), _width(x), "down", bias)
 
 
 def gated_ffn(x: Tensor, width: int, activation: str = "silu", bias: bool = False, name: str = "ffn") -> Tensor:
     """(act(x W_gate) * x W_up) W_down: SwiGLU with ``silu``, GEGLU with ``gelu``, GLU with ``sigmoid`` (Shazeer
     2020)."""
     with x.model.scope(name):
-        gate = ACTIVATIONS[activation](dense(x, width, "gate", bias))
+        gate = _activation(activation)(dense(x, width, "gate", bias))
         return dense(gate * dense(x, width, "up", bias), _width(x), "down", bias)
 
 

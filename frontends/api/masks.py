@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from inspect import signature
 
 from ...ir import Expr, MaskSet, ShapeError, maskset
-from ...ir.expr import Const, Var, call, loads, parse, rename_loads
+from ...ir.expr import Const, Load, Var, call, loads, parse, rename_loads
 from .tensor import Tensor
 
 __all__ = [
@@ -122,9 +122,28 @@ def padding(keys: Tensor) -> Mask:
         return _lengths(keys)
     if keys.ndim != 2:
         raise ShapeError(f"padding takes [batch, keys] or [batch], not {keys!r}, at {keys.model.place()}")
-    flags = keys[Var("b"), Var("j")]
-    condition = flags if keys.dtype.value == "bool" else flags.ne(Const(0))
-    return Mask(MaskSet.all(), condition, {keys.model.load_name(keys): keys})
+    return flagged(keys, keys[Var("b"), Var("j")])
+
+
+def flagged(tensor: Tensor, read: Expr) -> Mask:
+    """The keys for which the element ``read`` of a bool or 0/1 tensor holds. Raises ShapeError for floats: they may
+    well be an additive mask, in which 0 is visible."""
+    if tensor.dtype.is_float:
+        raise ShapeError(
+            f"a mask is bool or 0/1 integers, not {tensor!r}, at {tensor.model.place()}; what is added to the scores "
+            "is a score, bias(…)"
+        )
+    condition = read if tensor.dtype.value == "bool" else read.ne(Const(0))
+    return Mask(MaskSet.all(), condition, {tensor.model.load_name(tensor): tensor})
+
+
+def element(tensor: Tensor) -> Expr:
+    """The element at (b, h, i, j) of a tensor that broadcasts to [batch, heads, n, m]: axes may be missing in front or
+    have size 1. Raises ShapeError for more than four axes."""
+    if tensor.ndim > 4:
+        raise ShapeError(f"{tensor!r} does not broadcast to [batch, heads, n, m] at {tensor.model.place()}")
+    names = zip("bhij"[4 - tensor.ndim :], tensor.shape, strict=True)
+    return Load(tensor.model.load_name(tensor), tuple(Const(0) if size == 1 else Var(name) for name, size in names))
 
 
 def _lengths(lengths: Tensor) -> Mask:

@@ -23,6 +23,7 @@ from ...ir import (
     ShapeError,
     SymDim,
     TensorType,
+    UsageError,
     Value,
     dtype_of,
     parse_dim,
@@ -147,6 +148,8 @@ class Model:
         return self.own(found)
 
     def _initial(self, name: str, shape: tuple[int, ...], init: str) -> ArrayLike:
+        if init not in INITIALISERS:
+            raise UsageError(f"no initial value is called {init}; known: {', '.join(INITIALISERS)}")
         if self.weights is None:
             return INITIALISERS[init](np.random.default_rng([self.seed, zlib.crc32(name.encode())]), shape)
         if name not in self.weights:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...ir import Expr, ShapeError
 from ...ir.expr import Var, call, parse
-from .masks import as_expr, with_tensors
+from .masks import as_expr, element, with_tensors
 from .tensor import Tensor
 
 __all__ = [
@@ -103,11 +103,7 @@ def softcap(cap: float) -> Score:
 
 def bias(tensor: Tensor) -> Score:
     """s + tensor, which broadcasts to [batch, heads, n, m] (axes may be missing in front or have size 1)."""
-    index = tuple(
-        Var(name) if size != 1 else as_expr(0)
-        for name, size in zip("bhij"[4 - tensor.ndim :], tensor.shape, strict=True)
-    )
-    return Score(change=_S + tensor[index], tensors={tensor.model.load_name(tensor): tensor})
+    return Score(change=_S + element(tensor), tensors={tensor.model.load_name(tensor): tensor})
 
 
 def alibi_slopes(heads: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...ir import Dim, DType, Expr, ShapeError, Value, dtype_of
@@ -49,6 +49,18 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self.name}: {self.value.type})"
+
+    def __bool__(self) -> bool:
+        raise ShapeError(f"whether {self!r} holds is not known here; combine with & | ~, at {self.model.place()}")
+
+    def __len__(self) -> int:
+        length = self.shape[0] if self.shape else None
+        if not isinstance(length, int):
+            raise ShapeError(f"the length of {self!r} is not a number, at {self.model.place()}")
+        return length
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[k] for k in range(len(self)))
 
     def op(self, name: str, *others: Operand | None, **attrs: Any) -> Tensor:
         """The operator ``name`` of the IR with this tensor as its first operand."""

@@ -77,7 +77,8 @@ class Attention(Operator):
 
     def evaluate(self, run: Run, *inputs: Any) -> tuple[Array, ...]:
         q, k, v = (x.astype(np.float32) if x.dtype.itemsize == 2 else x for x in inputs[:3])
-        tensors = dict(zip(run.attrs["loads"], inputs[3:], strict=True))
+        loads = dict(zip(run.attrs["loads"], inputs[3:], strict=True))
+        tensors = {name: x if x.dtype.kind in "biu" else x.astype(q.dtype, copy=False) for name, x in loads.items()}
         batch, heads, n, width = q.shape
         groups, m = k.shape[1], k.shape[2]
         dims = (batch, heads, n, m)

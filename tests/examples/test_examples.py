@@ -47,6 +47,7 @@ def test_the_model_of_an_example_loads_by_name(name: str) -> None:
     graph = attnc.load(f"{EXAMPLES / name}.py:model")
     assert graph.inputs
     assert graph.outputs
+    assert attnc.parse(str(graph)) == graph
 
 
 def test_every_expected_text_has_its_example() -> None:

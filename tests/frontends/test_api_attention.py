@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from attnc.frontends.api import (
     Model,
+    alibi,
     attention,
     causal,
     elu_plus_one,
     linear_attention,
+    mask_set,
     merge_heads,
     multi_head_attention,
     padding,
@@ -23,6 +25,7 @@ from attnc.frontends.api import (
     unscaled_dot,
 )
 from attnc.ir import Array, ShapeError, evaluate
+from attnc.passes.lower import lower
 from attnc.tests.frontends.reference import DTYPES, Case, attend, draw
 
 B, H, N, M, D, C = 2, 4, 3, 5, 6, 2
@@ -102,6 +105,31 @@ def test_half_precision_computes_in_float32() -> None:
     (y,) = evaluate(model.graph, {"x": given_x}).values()
     assert y.dtype == np.float16
     assert np.array_equal(y, given_x)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_tables_meet_positions_in_float32(dtype: str) -> None:
+    """ALiBi with slope 1 at the distances 4000 and 4001, which are one number in a half: the weights are as e to 1."""
+    model = Model("half", dtype=dtype)
+    zeros = model.constant(np.zeros((4002, 1)))
+    slopes = model.constant([1.0])
+    _, weights = attention(zeros[:1], zeros, zeros, score=alibi(slopes), mask=mask_set("j >= 4000"), weights=True)
+    model.output("last", weights.cast("float32")[0, 4000:])
+    lowered = model.graph.copy()
+    lower(lowered, lambda node: node.op.name != "attention")
+    for graph in (model.graph, lowered):
+        np.testing.assert_allclose(evaluate(graph, {})["last"], [math.e / (1 + math.e), 1 / (1 + math.e)], rtol=4e-3)
+
+
+@pytest.mark.parametrize("symbols", [("m", "n"), ("a", "b")])
+def test_n_and_m_are_the_numbers_of_queries_and_keys(symbols: tuple[str, str]) -> None:
+    """Whatever a model calls them."""
+    case = Case("float64")
+    q, k = draw(B, 1, 2, D), draw(B, 1, M, D, seed=1)
+    keys = case.input("k", k, [B, 1, symbols[1], D])
+    out = attention(case.input("q", q, [B, 1, symbols[0], D]), keys, keys, mask=causal("m - n"), score="s * n + j / m")
+    expected = attend(q, k, k, seen=lambda b, h, i, j: j <= i + M - 2, change=lambda s, b, h, i, j: s * 2 + j / M)
+    case.check((out, expected[0]))
 
 
 # -- linear attention ------------------------------------------------------------------------------------------------
@@ -257,6 +285,10 @@ def test_wrong_options() -> None:
         attention(x, x, x, normalise="sum", sink=0.0)
     with pytest.raises(ShapeError, match="a width of 6 does not split into 4 heads"):
         split_heads(x, 4)
+    with pytest.raises(ShapeError, match=r"split_heads takes \[batch, n, width\]"):
+        split_heads(x[0], 2)
+    with pytest.raises(ShapeError, match=r"merge_heads takes \[batch, heads, n, d\]"):
+        merge_heads(x)
     ids = model.input("ids", "int64", [2, 3, 6])
     with pytest.raises(ShapeError, match="must be floats"):
         attention(ids, ids, ids)

@@ -20,6 +20,7 @@ from attnc.frontends.api import (
     layer_norm,
     layer_normed,
     linear,
+    lstm,
     parallel_block,
     post_norm,
     pre_norm,
@@ -182,12 +183,12 @@ def test_residual_forms(case: Case) -> None:
         return x * x
 
     def shift(x: Any) -> Any:
-        return x + 1.0
+        return 3.0 * x + 1.0
 
     case.check(
-        (pre_norm(x, shift, square), X + (X + 1) ** 2),
-        (post_norm(x, shift, square), (X + X**2) + 1),
-        (parallel_block(x, shift, square, double), X + (X + 1) ** 2 + 2 * (X + 1)),
+        (pre_norm(x, shift, square), X + (3 * X + 1) ** 2),
+        (post_norm(x, shift, square), 3 * (X + X**2) + 1),
+        (parallel_block(x, shift, square, double), X + (3 * X + 1) ** 2 + 2 * (3 * X + 1)),
     )
 
 
@@ -206,22 +207,34 @@ def gru_step(x: Array, h: Array, w: Array, r: Array, b: Array) -> Array:
     return np.asarray((1 - z) * new + z * h)
 
 
+def lstm_step(x: Array, h: Array, c: Array, w: Array, r: Array, b: Array) -> tuple[Array, Array]:
+    """Hochreiter and Schmidhuber 1997, the forget gate of Gers et al. 2000; gates as input, output, forget, cell."""
+    size = len(h)
+    wi, wo, wf, wc = w.reshape(4, size, -1)
+    ri, ro, rf, rc = r.reshape(4, size, size)
+    bi, bo, bf, bc = b.reshape(2, 4, size).sum(0)
+    cell = sigmoid(wf @ x + rf @ h + bf) * c + sigmoid(wi @ x + ri @ h + bi) * np.tanh(wc @ x + rc @ h + bc)
+    return sigmoid(wo @ x + ro @ h + bo) * np.tanh(cell), cell
+
+
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-def test_gru(case: Case, direction: str) -> None:
-    dirs, hidden = 2 if direction == "bidirectional" else 1, 2
-    w, r, b = draw(dirs, 3 * hidden, 4, seed=1), draw(dirs, 3 * hidden, hidden, seed=2), draw(dirs, 6 * hidden, seed=3)
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_recurrent(case: Case, kind: str, direction: str) -> None:
+    dirs, hidden, gates = 2 if direction == "bidirectional" else 1, 2, 3 if kind == "gru" else 4
+    w, r = draw(dirs, gates * hidden, 4, seed=1), draw(dirs, gates * hidden, hidden, seed=2)
+    b = draw(dirs, 2 * gates * hidden, seed=3)
     case.model.weights = {"rnn.w": w, "rnn.r": r, "rnn.b": b}
-    states, last = gru(x_of(case), hidden, "rnn", direction)
-    all_states, ends = np.zeros((2, 3, dirs * hidden)), np.zeros((dirs, 2, hidden))
-    for d in range(dirs):
+    results = (gru if kind == "gru" else lstm)(x_of(case), hidden, "rnn", direction)
+    states, h, c = np.zeros((2, 3, dirs * hidden)), np.zeros((dirs, 2, hidden)), np.zeros((dirs, 2, hidden))
+    for d, batch in np.ndindex(dirs, 2):
         backwards = direction == "reverse" or d == 1
-        for batch in range(2):
-            h = np.zeros(hidden)
-            for t in reversed(range(3)) if backwards else range(3):
-                h = gru_step(X[batch, t], h, w[d], r[d], b[d])
-                all_states[batch, t, d * hidden : (d + 1) * hidden] = h
-            ends[d, batch] = h
-    case.check((states, all_states), (last, ends))
+        for t in reversed(range(3)) if backwards else range(3):
+            if kind == "gru":
+                h[d, batch] = gru_step(X[batch, t], h[d, batch], w[d], r[d], b[d])
+            else:
+                h[d, batch], c[d, batch] = lstm_step(X[batch, t], h[d, batch], c[d, batch], w[d], r[d], b[d])
+            states[batch, t, d * hidden : (d + 1) * hidden] = h[d, batch]
+    case.check(*zip(results, (states, h, c), strict=False))
 
 
 def cell_by_hand(weights: dict[str, Array], x: Array, h: Array) -> Array:

@@ -60,7 +60,6 @@ MASKS: dict[str, tuple[Make, Seen]] = {
     ),
     "padding, 0 and 1": (lambda case: padding(case.input("real", REAL)), lambda b, h, i, j: REAL[b, j] == 1),
     "padding, bool": (lambda case: padding(case.input("real", REAL > 0)), lambda b, h, i, j: REAL[b, j] == 1),
-    "padding, float": (lambda case: padding(case.input("real", 1.0 * REAL)), lambda b, h, i, j: REAL[b, j] == 1),
     "documents of queries and keys": (
         lambda case: documents(case.input("of_queries", DOCUMENTS), case.input("of_keys", KEY_DOCUMENTS)),
         lambda b, h, i, j: DOCUMENTS[b, i] == KEY_DOCUMENTS[b, j],
@@ -299,6 +298,9 @@ def test_masks_print_as_what_they_are() -> None:
         (lambda case: padding(case.input("real", REAL[None])), r"padding takes \[batch, keys\] or \[batch\]"),
         (lambda case: padding(case.input("real", REAL[0] * 1.0)), "lengths are integers"),
         (lambda case: prefix(case.input("real", REAL)), "lengths are integers"),
+        (lambda case: padding(case.input("real", REAL * 1.0)), r"a mask is bool or 0/1 integers.*bias\(…\)"),
+        (lambda case: case.input("added", np.where(PLANE, 0.0, -np.inf)), "a mask is bool or 0/1 integers"),
+        (lambda case: case.input("five", PLANE[None]), r"does not broadcast to \[batch, heads, n, m\]"),
     ],
 )  # fmt: skip
 def test_refusals(make: Make, says: str) -> None:

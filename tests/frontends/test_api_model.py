@@ -13,6 +13,7 @@ from attnc.frontends.api import (
     alibi,
     attention,
     causal,
+    concat,
     dense,
     ffn,
     layer_normed,
@@ -22,7 +23,7 @@ from attnc.frontends.api import (
     relu,
     scan,
 )
-from attnc.ir import AttncError, DType, ModelError, ShapeError, evaluate, parse, symbol
+from attnc.ir import AttncError, DType, ModelError, ShapeError, UsageError, evaluate, parse, symbol
 from attnc.tests.frontends.reference import draw
 
 
@@ -120,13 +121,15 @@ def test_random_weights_depend_on_seed_and_name_only() -> None:
 def test_initial_values() -> None:
     model = Model("initial")
     kinds: dict[str, Any] = {}
-    for init in ("zeros", "ones", "normal"):
-        constant = model.parameter(init, (60, 60), init).value.constant
+    for init in ("zeros", "ones", "normal", "fan_in", "fan_in_last"):
+        constant = model.parameter(init, (400, 25), init).value.constant
         assert constant is not None
         kinds[init] = constant.array
     assert not kinds["zeros"].any()
     assert (kinds["ones"] == 1).all()
     assert kinds["normal"].std() == pytest.approx(0.02, rel=0.1)
+    assert kinds["fan_in"].std() == pytest.approx(1 / 20, rel=0.1)
+    assert kinds["fan_in_last"].std() == pytest.approx(1 / 5, rel=0.1)
 
 
 def test_missing_and_misshapen_weights() -> None:
@@ -191,6 +194,12 @@ def test_what_a_model_refuses() -> None:
         model.input("z", "float33", [3])
     with pytest.raises(AttncError, match="frobnicate"):
         model.op("frobnicate", x)
+    with pytest.raises(UsageError, match="no activation is called swish; known: relu, gelu, gelu_tanh, silu"):
+        ffn(x, 4, "swish")
+    with pytest.raises(UsageError, match=r"no initial value is called xavier; known: fan_in, .*zeros, ones"):
+        model.parameter("w", (3,), "xavier")
+    with pytest.raises(ShapeError, match="concat needs at least one tensor"):
+        concat([])
 
 
 # -- loops -----------------------------------------------------------------------------------------------------------

@@ -125,6 +125,10 @@ STEPS: dict[str, tuple[Callable[[Case], Any], Change]] = {
     "bias of keys": (lambda case: bias(case.input("t", BIAS[:, :1, :1])), lambda s, b, h, i, j: s + BIAS[b, 0, 0, j]),
     "bias of three axes": (lambda case: bias(case.input("t", BIAS[1])), lambda s, b, h, i, j: s + BIAS[1, h, i, j]),
     "bias of two axes": (lambda case: bias(case.input("t", BIAS[0, 1])), lambda s, b, h, i, j: s + BIAS[0, 1, i, j]),
+    "bias of no axes": (
+        lambda case: bias(case.input("t", BIAS[0, 0, 0, 0])),
+        lambda s, b, h, i, j: s + BIAS[0, 0, 0, 0],
+    ),
     "alibi": (lambda case: alibi(case.input("slopes", SLOPES)), lambda s, b, h, i, j: s - SLOPES[h] * abs(i - j)),
     "lambda that reads": (
         lambda case: (lambda t: lambda s, h, i, j: s + t[h] * (i - j))(case.input("slopes", SLOPES)),
@@ -309,6 +313,8 @@ def test_a_bias_that_is_too_small() -> None:
 
 def test_wrong_tables() -> None:
     case = Case("float32")
+    with pytest.raises(ShapeError, match=r"does not broadcast to \[batch, heads, n, m\]"):
+        bias(case.input("five", BIAS[None]))
     with pytest.raises(ShapeError, match=r"additive takes a weight \[d\]"):
         additive(case.input("w", draw(D, D)))
     with pytest.raises(ShapeError, match=r"t5_bias takes a table \[buckets, heads\]"):

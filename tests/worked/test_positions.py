@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc import evaluate
@@ -90,6 +90,7 @@ def test_rope_scores_depend_on_the_distance_only(scaling: str, interleaved: bool
     assert abs(here["weights"] - spread["weights"]).max() > 1e-3  # another distance is another score
 
 
+@settings(max_examples=25)
 @given(st.permutations(range(6)), st.integers(0, 3))
 def test_attention_is_permutation_equivariant(order: list[int], seed: int) -> None:
     """Without a mask, a reordered sequence gives the reordered outputs; a causal mask or positions break that."""
@@ -107,5 +108,5 @@ def test_attention_is_permutation_equivariant(order: list[int], seed: int) -> No
     assert both() < 1e-12
     if list(order) != sorted(order):
         assert both(mask=causal()) > 1e-6
-        assert both(how=Rope.of(4)) > 1e-6 or list(order) == sorted(order, reverse=True)
+        assert both(how=Rope.of(4)) > 1e-6
         assert both(learned=True) > 1e-9

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -27,12 +29,12 @@ def test_dot_products_have_the_variance_of_their_width(width: int, kind: str) ->
     deviations: a wrong program would be off by a factor of 4 or more, a right one fails once in a million seeds.
     """
     rng = np.random.default_rng(2017)
-    draw = {
+    draws: dict[str, Callable[[], Array]] = {
         "normal": lambda: rng.normal(size=(PAIRS, 1, width)),
         "uniform": lambda: rng.uniform(-math.sqrt(3), math.sqrt(3), size=(PAIRS, 1, width)),
         "signs": lambda: rng.choice([-1.0, 1.0], size=(PAIRS, 1, width)),
-    }[kind]
-    feeds = {"q": draw(), "k": draw()}
+    }
+    feeds = {"q": draws[kind](), "k": draws[kind]()}
     model = Model("variance", dtype="float64")
     q, k = (model.input(name, "float64", ["pairs", 1, width]) for name in feeds)
     for name, score in (("unscaled", unscaled_dot()), ("scaled", scaled_dot())):
@@ -67,7 +69,7 @@ def entropy(weights: Array) -> float:
 )
 def test_entropy_falls_with_the_temperature(scores: list[float], temperatures: list[float]) -> None:
     entropies = [entropy(weights_at(scores, t)) for t in sorted(temperatures)]
-    for lower, higher in zip(entropies, entropies[1:], strict=False):
+    for lower, higher in pairwise(entropies):
         assert lower <= higher + 1e-12
 
 
