@@ -186,9 +186,9 @@ def family_of(name: str) -> str:
     return str(nodes[-1].op_type)
 
 
-def check_case(backend: type[Backend], name: str) -> None:
-    """Runs a case the way the onnx package's runner does and compares at the case's own tolerances. Raises what the
-    backend raises, and AssertionError for other outputs."""
+def check_case(backend: type[Backend], name: str) -> BackendRep:
+    """Runs a case the way the onnx package's runner does and compares at the case's own tolerances. Gives the prepared
+    model; raises what the backend raises, and AssertionError for other outputs."""
     from onnx.backend.test.runner import Runner
 
     case = node_cases()[name]
@@ -199,6 +199,7 @@ def check_case(backend: type[Backend], name: str) -> None:
         for inputs, outputs in case.data_sets:
             found = prepared.run([_plain(value) for value in inputs])
             Runner.assert_similar_outputs([_plain(value) for value in outputs], found, case.rtol, case.atol)
+    return prepared
 
 
 def _plain(value: Any) -> Any:

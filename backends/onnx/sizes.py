@@ -32,7 +32,7 @@ class Sizes:
                 self._origin.setdefault(name, (ref, axis))
 
     def never_zero(self, d: Dim) -> bool:
-        return d != 0 and not symbols(d) & self.may_be_zero
+        return (lower_bound(d) or 0) > 0 and not symbols(d) & self.may_be_zero
 
     def knows(self, d: Dim) -> bool:
         """Whether the size can be computed from what has been made so far."""
@@ -102,8 +102,6 @@ class Sizes:
         if atom.fn in ("min", "max"):
             return self._apply("Min" if atom.fn == "min" else "Max", *operands)
         top, bottom = atom.args
-        if atom.fn == "%":
-            return self._apply("Mod", *operands)
         if (lower_bound(top) or -1) >= 0 and (lower_bound(bottom) or 0) > 0:
             return self._apply("Div", *operands)
         # Div rounds towards zero and Mod has the divisor's sign, so this is the floor.

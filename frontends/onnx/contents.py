@@ -270,7 +270,7 @@ def _one_hot(context: Context) -> Content:
         raise Undecided
     place = np.arange(depth).reshape(-1, *(1,) * (indices.ndim - axis))
     found = np.expand_dims(np.where(indices < 0, indices + depth, indices), axis) == place
-    return np.where(found, values[1], values[0])
+    return as_content(np.where(found, values[1], values[0]))
 
 
 def _tile(context: Context) -> Content:

@@ -27,7 +27,7 @@ def _if(context: Context) -> Sequence[Result]:
     for a, b in zip(regions[0].outputs, regions[1].outputs, strict=True):
         if a.value.type.rank != b.value.type.rank:
             raise context.unsupported(
-                f"its branches give {a.name} as {a.value.type} and as {b.value.type}; only results of one rank are known"
+                f"its branches give {a.name} as {a.value.type} and {b.value.type}; only results of one rank are known"
             )
     differ = [
         d != e

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ...ir import Dim, Value
 from .context import Context, Handler
 
@@ -22,7 +24,26 @@ def _nonzero(context: Context) -> Value:
     x = context.value(0)
     if x.type.rank == 0:
         raise context.unsupported("the positions in a scalar are not known")
+    if x.constant is not None:
+        return context.b.constant(np.stack(np.nonzero(x.constant.array)).astype(np.int64))
+    if _is_nowhere_zero(x):
+        rows = [
+            context.b.reshape(context.b("iota", shape=x.shape, axis=axis), (1, x.type.size))
+            for axis in range(x.type.rank)
+        ]
+        return rows[0] if len(rows) == 1 else context.b("concat", *rows, axis=0)
     return _positions(context, x)[0]
+
+
+def _is_nowhere_zero(x: Value) -> bool:
+    """Whether ``x`` repeats a constant: exporters ask for all positions of such a tensor to have a range."""
+    node = x.producer
+    while node is not None and node.op.name in ("expand", "reshape"):
+        operand = node.operands[0]
+        if operand.constant is not None:
+            return bool(np.all(operand.constant.array != 0))
+        node = operand.producer
+    return False
 
 
 def _compress(context: Context) -> Value:

@@ -205,12 +205,15 @@ def slice_axis(context: Context, size: Dim, start: Dim, end: Dim, step: int) -> 
     def clamp(bound: Dim, low: Dim, high: Dim) -> Dim:
         if isinstance(bound, int) and abs(bound) >= INFINITY:
             return high if bound > 0 else low
-        negative = at_least(bound, 0) is False
-        if not negative and not at_least(bound, 0):
-            raise context.unsupported(f"the bound {bound} may be negative or not, depending on the sizes")
-        if negative:
+        known = at_least(bound, 0)
+        if known is False:
             return sizes.maximum(bound + size, low)
-        return sizes.minimum(bound, high)
+        if known:
+            return sizes.minimum(bound, high)
+        # It counts from the back where it is below 0, that is, where max(bound, 0) is not the bound itself.
+        positive = sizes.maximum(bound, 0)
+        behind = sizes.minimum(positive - bound, 1)
+        return sizes.minimum(positive, high) + behind * (sizes.maximum(bound + size, low) - sizes.minimum(0, high))
 
     if step > 0:
         first, last = clamp(start, 0, size), clamp(end, 0, size)
@@ -224,23 +227,47 @@ def _split(context: Context) -> list[Result]:
     x, b = context.value(0), context.b
     axis = context.axis(context.int_attr("axis", 0), x.type.rank)
     size = x.shape[axis]
-    computed = context.has(1) and context.is_computed(1)
-    parts = context.dims_argument(1, "split")
+    parts: list[Dim] | None = context.ints_attr("split")  # type: ignore[assignment]
+    rest: tuple[int, Dim | Value] = (-1, 0)
+    if context.has(1):
+        parts, rest = _given_parts(context, size)
     if parts is None:
         count = context.int_attr("num_outputs", len(context.node.output))
         chunk = (size + count - 1) // count
         parts = [chunk] * (count - 1) + [size - chunk * (count - 1)]
     total: Dim = 0
     results: list[Result] = []
-    for part in parts:
-        if part == size:
-            results.append(x)
-        else:
-            results.append(b("slice", x, axes=(axis,), starts=(total,), sizes=(part,)))
+    for position, part in enumerate(parts):
+        piece = x
+        if part != size:
+            piece = b("slice", x, axes=(axis,), starts=(total,), sizes=(part,))
+        if position == rest[0]:  # only a run knows whether its number is what the others leave
+            lengths = [rest[1] if k == axis else d for k, d in enumerate(piece.shape)]
+            target = b("concat", *(b.reshape(scalar_of(b, d), (1,)) for d in lengths), axis=0)
+            piece = b("dynamic_reshape", piece, target, shape=piece.shape, allow_zero=True)
+        results.append(piece)
         total = total + part
-    if total != size and not computed:
-        raise context.error(f"the parts {parts} do not add up to the size {size} of axis {axis}")
+    if total != size:
+        reason = f"the parts {parts} do not add up to the size {size} of axis {axis}"
+        if isinstance(total, int) and isinstance(size, int):
+            raise context.error(reason)
+        raise context.unsupported(f"{reason} in every run; were they numbers of the run that the export was made with?")
     return results
+
+
+def _given_parts(context: Context, size: Dim) -> tuple[list[Dim], tuple[int, Dim | Value]]:
+    """The operand ``split``. Of numbers that are computed the last has the size that the others leave; that one's
+    position (or -1) and number come second."""
+    entries = context.entries(1, "split")
+    computed = [k for k, entry in enumerate(entries) if isinstance(entry, Value)]
+    last = computed[-1] if computed else -1
+    parts: list[Dim] = [
+        0 if k == last else context.data_size(entry, f"split_{k}") if isinstance(entry, Value) else entry
+        for k, entry in enumerate(entries)
+    ]
+    if computed:
+        parts[last] = size - sum(parts)
+    return parts, (last, entries[last])
 
 
 def _pad(context: Context) -> Value:

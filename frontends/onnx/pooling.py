@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...ir import Dim, DType, Tensor, Value
-from .context import Context, Handler
+from ...ir import Dim, DType, Tensor, Value, product
+from .context import Context, Handler, Result
 from .windows import Windows, pad_space, read_windows
 
 __all__ = ["HANDLERS"]
@@ -27,14 +27,19 @@ def _fold(context: Context, op: str, x: Value, windows: Windows, first: int, axe
     for place, k in enumerate(axes):
         axis, total = first + place, None
         for tap in range(windows.kernel[k]):
-            part = b(
-                "slice", x, axes=(axis,), starts=(tap * windows.dilations[k],), sizes=(windows.count[k],),
-                steps=(windows.strides[k],),
-            )  # fmt: skip
+            part = _tap(context, x, windows, k, tap, axis - k)
             total = part if total is None else b(op, total, part)
         assert total is not None
         x = total
     return x
+
+
+def _tap(context: Context, x: Value, windows: Windows, k: int, tap: int, first: int) -> Value:
+    """The element at place ``tap`` of every window along spatial axis ``k``, the axis ``first + k`` of x."""
+    return context.b(
+        "slice", x, axes=(first + k,), starts=(tap * windows.dilations[k],), sizes=(windows.count[k],),
+        steps=(windows.strides[k],),
+    )  # fmt: skip
 
 
 def _after(windows: Windows) -> tuple[Dim, ...]:
@@ -45,20 +50,61 @@ def _lowest(dtype: DType) -> Tensor:
     return Tensor(np.asarray(-np.inf if dtype.is_float else np.iinfo(dtype.numpy).min), dtype)
 
 
-def _max_pool(context: Context) -> Value:
-    x = context.value(0)
-    if context.wants(1):
-        raise context.unsupported("the positions of the largest elements (its second result) are not known")
+def _max_pool(context: Context) -> list[Result]:
+    """The second result holds the positions of the largest elements in the operand read as a vector, its last two
+    axes exchanged for ``storage_order`` 1."""
+    x, b = context.value(0), context.b
     windows = _windows(context, x)
-    context.int_attr("storage_order", 0)
+    column_major = context.int_attr("storage_order", 0)
+    before, after = (0, 0, *windows.before), (0, 0, *_after(windows))
     padded = x
-    if any(w != 0 for w in (*windows.before, *_after(windows))):
-        lead = (0, 0)
-        padded = context.b(
-            "pad", x, context.b.constant(_lowest(x.dtype)), before=(*lead, *windows.before),
-            after=(*lead, *_after(windows)),
-        )  # fmt: skip
-    return _fold(context, "max", padded, windows, 2, range(x.type.rank - 2))
+    if any(w != 0 for w in (*before, *after)):
+        padded = b("pad", x, b.constant(_lowest(x.dtype)), before=before, after=after)
+    if not context.wants(1):
+        return [_fold(context, "max", padded, windows, 2, range(x.type.rank - 2))]
+    order = list(range(x.type.rank))
+    if column_major:
+        order[-2:] = order[:-3:-1]
+    places = b("iota", shape=(x.type.size,))
+    places = b.transpose(b.reshape(places, tuple(x.shape[k] for k in order)), order)
+    places = b("pad", places, 0, before=before, after=after)
+    return list(_fold_places(context, padded, places, windows))
+
+
+def _fold_places(context: Context, x: Value, places: Value, windows: Windows) -> tuple[Value, Value]:
+    """The largest element of every window and its place: of equal ones the first, so the last axis comes first."""
+    b = context.b
+    for k in reversed(range(x.type.rank - 2)):
+        best: tuple[Value, Value] | None = None
+        for tap in range(windows.kernel[k]):
+            part, place = _tap(context, x, windows, k, tap, 2), _tap(context, places, windows, k, tap, 2)
+            if best is None:
+                best = part, place
+            else:
+                larger = b("greater", part, best[0])
+                best = b("where", larger, part, best[0]), b("where", larger, place, best[1])
+        assert best is not None
+        x, places = best
+    return x, places
+
+
+def _max_unpool(context: Context) -> Value:
+    """Zeros but for the elements at the positions that MaxPool gave; a larger output shape adds zeros behind."""
+    x, places, b = context.value(0), context.value(1), context.b
+    kernel, rank = context.ints_attr("kernel_shape"), x.type.rank - 2
+    if kernel is None:
+        raise context.error("it has no kernel_shape")
+    strides = context.ints_attr("strides") or [1] * rank
+    pads = context.ints_attr("pads") or [0] * (2 * rank)
+    shape = [*x.shape[:2]]
+    for k, size in enumerate(x.shape[2:]):
+        shape.append((size - 1) * strides[k] + kernel[k] - pads[k] - pads[k + rank])
+    wanted = context.dims(2, "output_shape") if context.has(2) else shape
+    nothing = b.expand(b.constant(Tensor(np.zeros((), x.dtype.numpy))), (product(shape),))
+    at, flat = b.reshape(places, (x.type.size, 1)), b.reshape(x, (x.type.size,))
+    y = b.reshape(b("scatter_nd", nothing, at, flat), shape)
+    added = [w - d for w, d in zip(wanted, shape, strict=True)]
+    return pad_space(context, y, [0] * rank, added[2:], 0)
 
 
 def _sums(context: Context, x: Value, windows: Windows) -> Value:
@@ -132,6 +178,7 @@ def _global_lp(context: Context) -> Value:
 
 HANDLERS: dict[str, Handler] = {
     "MaxPool": _max_pool,
+    "MaxUnpool": _max_unpool,
     "AveragePool": _average_pool,
     "LpPool": _lp_pool,
     "LRN": _lrn,

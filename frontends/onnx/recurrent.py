@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ...ir import Value
 from .contents import Undecided
@@ -62,7 +63,7 @@ def _recurrent(context: Context) -> Sequence[Result]:
     assert x is not None
     _check_lengths(context, x.shape[0])
     initial = [turned(context.optional(k)) for k in ((5, 6) if context.op_type == "LSTM" else (5,))]
-    attrs = {"hidden": hidden, "direction": direction}
+    attrs: dict[str, Any] = {"hidden": hidden, "direction": direction}
     if context.op_type == "GRU":
         attrs["linear_before_reset"] = bool(context.int_attr("linear_before_reset", 0))
     y, *last = b.multi(context.op_type.lower(), x, w, r, bias, *initial, **attrs)

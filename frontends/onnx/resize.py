@@ -101,9 +101,7 @@ def _axes(context: Context, x: Value, old: bool, coordinates: str) -> list[_Axis
     if coordinates != "tf_crop_and_resize":
         return found
     window = context.constant(1, "roi").astype(np.float64).reshape(2, len(places))
-    return [
-        _Axis(f.axis, f.size, f.scale, float(window[0, k]), float(window[1, k])) for k, f in enumerate(found)
-    ]
+    return [_Axis(f.axis, f.size, f.scale, float(window[0, k]), float(window[1, k])) for k, f in enumerate(found)]
 
 
 def _given(context: Context, position: int) -> bool:
@@ -122,9 +120,7 @@ def _keep_aspect(context: Context, x: Value, places: Sequence[int], sizes: Seque
     return [_Axis(k, int(scale * int(str(x.shape[k])) + Fraction(1, 2)), float(scale)) for k in places]
 
 
-def _scaled(
-    context: Context, x: Value, places: Sequence[int], position: int, given: list[float] | None
-) -> list[_Axis]:
+def _scaled(context: Context, x: Value, places: Sequence[int], position: int, given: list[float] | None) -> list[_Axis]:
     """The axes with sizes floor(old · scale)."""
     b = context.b
     if given is None and context.is_constant(position):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ...ir import Dim, SymDim, Value
+import numpy as np
+
+from ...ir import Dim, SymDim, Tensor, Value
 from .context import Context, Handler
 from .windows import pad_space, read_windows
 
@@ -77,8 +79,10 @@ def _transposed_pads(
     rank = len(space)
     pads, wanted = context.ints_attr("pads") or [0] * (2 * rank), context.ints_attr("output_shape")
     mode = context.str_attr("auto_pad", "NOTSET")
-    shape: list[Dim] | None = None if wanted is None else [*wanted][-rank:]
-    if shape is None and mode in ("SAME_UPPER", "SAME_LOWER"):
+    shape: list[Dim] | None = None
+    if wanted is not None:
+        shape = [*wanted[-rank:]]
+    elif mode in ("SAME_UPPER", "SAME_LOWER"):
         shape = [n * s for n, s in zip(space, strides, strict=True)]
     if shape is None:
         low, high = (pads[:rank], pads[rank:]) if mode == "NOTSET" else ([0] * rank, [0] * rank)
@@ -112,11 +116,26 @@ def _dft(context: Context) -> Value:
     axis = context.axis(axis, x.type.rank)
     inverse, onesided = context.int_attr("inverse", 0), context.int_attr("onesided", 0)
     if inverse and onesided:
-        raise context.unsupported("an inverse transform of half a spectrum is not known; give it the whole one")
+        length = context.dims(1, "dft_length")[0] if context.has(1) else 2 * (x.shape[axis] - 1)
+        y = b("dft", _mirrored(context, x, axis, length), axis=axis, inverse=True)
+        return b("slice", y, axes=(x.type.rank - 1,), starts=(0,), sizes=(1,))
     length = context.dims(1, "dft_length")[0] if context.has(1) else x.shape[axis]
     x = _resized(context, x, axis, length)
     y = b("dft", x, axis=axis, inverse=bool(inverse))
     return b("slice", y, axes=(axis,), starts=(0,), sizes=(length // 2 + 1,)) if onesided else y
+
+
+def _mirrored(context: Context, x: Value, axis: int, length: Dim) -> Value:
+    """The whole spectrum of ``length`` real numbers from its first half: the other is its conjugate, backwards."""
+    b, half = context.b, length // 2 + 1
+    x = _resized(context, x, axis, half)
+    count = length - half
+    start = (length - 1) // 2
+    if isinstance(count, int) and count < 1:
+        return x
+    tail = b("slice", x, axes=(axis,), starts=(start,), sizes=(count,), steps=(-1,))
+    sign = b.constant(Tensor(np.array([1, -1]), x.dtype))
+    return b("concat", x, b.mul(tail, sign), axis=axis)
 
 
 def _resized(context: Context, x: Value, axis: int, length: Dim) -> Value:

@@ -6,7 +6,19 @@ import keyword
 import re
 from collections.abc import Iterator
 
-from ...ir import Dim, ModelError, ParseError, SymDim, UnsupportedError, dim_max, dim_min, parse_dim, substitute_dim, symbol, symbols
+from ...ir import (
+    Dim,
+    ModelError,
+    ParseError,
+    SymDim,
+    UnsupportedError,
+    dim_max,
+    dim_min,
+    parse_dim,
+    substitute_dim,
+    symbol,
+    symbols,
+)
 from ...ir.dims import Atom, at_least, lower_bound
 
 __all__ = ["Sizes"]
@@ -171,8 +183,6 @@ def _rebuild(atom: Atom, text: str, option: Dim) -> Dim:
     match atom.fn:
         case "//":
             return x // y
-        case "%":
-            return x % y
         case "min":
             return dim_min(x, y)
     return dim_max(x, y)

@@ -30,11 +30,11 @@ def integers(low: int, high: int, *shape: int, dtype: str = "int64", seed: int =
 
 def node_model(
     op_type: str,
-    inputs: Sequence[Array | None],
+    inputs: Sequence[Array | np.generic | None],
     outputs: int | Sequence[bool] = 1,
     domain: str = MICROSOFT,
     constants: Sequence[int] = (),
-    opset: int = 21,
+    version: int = 21,
     dims: Mapping[int, Sequence[str | int]] | None = None,
     **attributes: Any,
 ) -> tuple[onnx.ModelProto, dict[str, Array]]:
@@ -46,9 +46,10 @@ def node_model(
     node = helper.make_node(op_type, names, results, name="the_node", domain=domain, **attributes)
     feeds: dict[str, Array] = {}
     declared, kept = [], []
-    for k, x in enumerate(inputs):
-        if x is None:
+    for k, operand in enumerate(inputs):
+        if operand is None:
             continue
+        x = np.asarray(operand)
         if k in constants:
             kept.append(numpy_helper.from_array(x, names[k]))
             continue
@@ -57,7 +58,7 @@ def node_model(
         declared.append(helper.make_tensor_value_info(names[k], helper.np_dtype_to_tensor_dtype(x.dtype), shape))
     made = [helper.make_value_info(name, onnx.TypeProto()) for name in results if name]
     graph = helper.make_graph([node], "one", declared, made, kept)
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
+    imports = [helper.make_opsetid("", version), helper.make_opsetid(MICROSOFT, 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10), feeds
 
 
@@ -83,7 +84,7 @@ def compare(found: Array, wanted: Array, tolerance: float = 1e-5) -> None:
 
 def agree(
     op_type: str,
-    inputs: Sequence[Array | None],
+    inputs: Sequence[Array | np.generic | None],
     outputs: int | Sequence[bool] = 1,
     *,
     tolerance: float = 1e-5,

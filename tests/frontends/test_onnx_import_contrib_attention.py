@@ -121,10 +121,9 @@ def test_qattention(past: int, zeros: bool, signed: bool) -> None:
         np.uint8(120) if zeros else None, weight.dtype.type(7) if zeros else None,
         draw(2, BATCH, HEADS, past, WIDTH) if past else None,
     ]  # fmt: skip
-    given = [None if x is None else np.asarray(x) for x in inputs]
-    while given[-1] is None:
-        given.pop()
-    agree("QAttention", given, 2 if past else 1, num_heads=HEADS, unidirectional=1, constants=(1, 3, 4, 6, 7))
+    while inputs[-1] is None:
+        inputs.pop()
+    agree("QAttention", inputs, 2 if past else 1, num_heads=HEADS, unidirectional=1, constants=(1, 3, 4, 6, 7))
 
 
 # -- MultiHeadAttention --------------------------------------------------------------------------------------------

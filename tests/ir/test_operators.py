@@ -372,6 +372,10 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
         "TopK", x, np.array([a["k"]]), outputs=2, axis=a.get("axis", -1), largest=int(a.get("largest", True))
     )[0],
     "conv": _conv,
+    "nonzero": lambda x, **a: reference("NonZero", x)[0],
+    "dynamic_reshape": lambda x, target, **a: reference(
+        "Reshape", x, target, allowzero=int(a.get("allow_zero", False))
+    )[0],
     "dft": lambda x, **a: reference(
         "DFT", x, None, np.array(a["axis"]), inverse=int(a.get("inverse", False))
     )[0],
