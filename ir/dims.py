@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 
-from .errors import ParseError
+from .errors import ParseError, UnsupportedError
 
 __all__ = [
     "Dim",
@@ -34,6 +34,17 @@ __all__ = [
 ]
 
 
+_LONGEST = 500
+"""The most symbols, counted as often as they are written, in one dimension: no model that means something has more, and
+a product that is multiplied by itself again and again would fill the memory."""
+
+_DEEPEST = 50
+"""How deep divisions, ``min`` and ``max`` may lie in each other; Python's parser stops at some 200 brackets."""
+
+_LARGEST = 2**128
+"""No factor in a dimension is as large."""
+
+
 @dataclass(frozen=True)
 class Atom:
     """A symbol (``fn == ""``, name in ``name``) or a function of dimensions that has no simpler form."""
@@ -49,6 +60,16 @@ class Atom:
         if self.fn == "//":
             return "(" + " // ".join(_operand(a) for a in self.args) + ")"
         return f"{self.fn}({', '.join(str(a) for a in self.args)})"
+
+    @cached_property
+    def length(self) -> int:
+        """How many symbols and functions the text has."""
+        return 1 + sum(a.length for a in self.args if isinstance(a, SymDim))
+
+    @cached_property
+    def depth(self) -> int:
+        """How many functions lie in each other."""
+        return bool(self.fn) + max((a.depth for a in self.args if isinstance(a, SymDim)), default=0)
 
 
 Monomial = tuple[tuple[Atom, int], ...]
@@ -80,6 +101,16 @@ class SymDim:
             sign = "-" if coefficient < 0 else "+"
             parts.append((f" {sign} " if parts else ("-" if coefficient < 0 else "")) + body)
         return "".join(parts)
+
+    @cached_property
+    def length(self) -> int:
+        """How many symbols and functions the text has."""
+        return sum(power * atom.length for monomial, _ in self.terms for atom, power in monomial)
+
+    @cached_property
+    def depth(self) -> int:
+        """How many functions lie in each other."""
+        return max((atom.depth for monomial, _ in self.terms for atom, _ in monomial), default=0)
 
     def __str__(self) -> str:
         return self.text
@@ -154,7 +185,16 @@ def _make(terms: Mapping[Monomial, int]) -> Dim:
     if len(kept) == 1 and () in kept:
         return kept[()]
     order = sorted(kept.items(), key=lambda item: (item[0] == (), _monomial_key(item[0])))
-    return SymDim(tuple(order))
+    return _short(SymDim(tuple(order)))
+
+
+def _short(d: SymDim) -> SymDim:
+    """The dimension, before anything prints it. Raises UnsupportedError when it has grown beyond measure."""
+    if d.length > _LONGEST or d.depth > _DEEPEST or any(abs(factor) >= _LARGEST for _, factor in d.terms):
+        raise UnsupportedError(
+            f"a size has become an expression of more than {_LONGEST} symbols, {_DEEPEST} levels or 128 bits"
+        )
+    return d
 
 
 def _monomial_key(monomial: Monomial) -> tuple[tuple[str, int], ...]:
@@ -162,7 +202,7 @@ def _monomial_key(monomial: Monomial) -> tuple[tuple[str, int], ...]:
 
 
 def _atom(fn: str, *args: Dim) -> SymDim:
-    return SymDim(((((Atom("", fn, args), 1),), 1),))
+    return _short(SymDim(((((Atom("", fn, args), 1),), 1),)))
 
 
 def _add(a: Dim, b: Dim) -> Dim:
@@ -460,7 +500,7 @@ def parse_dim(text: str) -> Dim:
         tree = ast.parse(text.strip(), mode="eval").body
         return _from_ast(tree)
     except (SyntaxError, ValueError, RecursionError, KeyError, ZeroDivisionError) as error:
-        raise ParseError(f"not a dimension: {text!r}") from error
+        raise ParseError(f"not a dimension: {text[:200]!r}") from error
 
 
 def _from_ast(tree: ast.expr) -> Dim:

@@ -9,7 +9,7 @@ import onnx
 from onnx import NodeProto
 
 from ...ir import ModelError, UnsupportedError
-from .bodies import has_body
+from .bodies import has_body, most_operands
 from .files import Model
 from .order import node_title
 from .structure import Functions, plain_domain
@@ -31,10 +31,11 @@ def check_version(model: Model, version: int) -> None:
 
 def check_operators(model: Model, functions: Functions, opsets: Mapping[str, int]) -> None:
     """Raises UnsupportedError that lists every operator that has no handler and no function body, with the number of
-    its nodes and the first of them, the most frequent first."""
+    its nodes and the first of them, the most frequent first; and ModelError for a node with more operands than its
+    operator takes, of which some would be ignored."""
     missing: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}
-    known: dict[tuple[str, str, int], bool] = {}
+    known: dict[tuple[str, str, int], tuple[bool, int | None]] = {}
     pending: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [(model.proto.graph.node, opsets)]
     seen: set[tuple[str, str, str]] = set()
     while pending:
@@ -48,12 +49,17 @@ def check_operators(model: Model, functions: Functions, opsets: Mapping[str, int
                 pending.append((function.node, {plain_domain(e.domain): e.version for e in function.opset_import}))
             if node.op_type != "If":  # of an If, one branch may never be imported
                 pending += [(a.g.node, versions) for a in node.attribute if a.HasField("g")]
-            if local in functions or key in HANDLERS:
+            if local in functions:
                 continue
             version = versions.get(key[0], 0)
             if (*key, version) not in known:
-                known[*key, version] = has_body(node, version)
-            if not known[*key, version]:
+                known[*key, version] = (key in HANDLERS or has_body(node, version), most_operands(node, version))
+            is_known, most = known[*key, version]
+            if most is not None and len(node.input) > most:
+                raise ModelError(
+                    f"{model.label}: node {node_title(node)} has {len(node.input)} operands; its operator takes {most}"
+                )
+            if not is_known:
                 missing[key] += 1
                 first.setdefault(key, node_title(node).rpartition(" (")[0])
     if missing:

@@ -282,25 +282,33 @@ class Context:
         found = self._attributes.get(name)
         return None if found is None else onnx.helper.get_attribute_value(found)
 
-    def int_attr(self, name: str, default: int) -> int:
+    def _typed(self, name: str, *types: AttributeProto.AttributeType.ValueType) -> Any:
+        """As ``attr``, of one of these types. Raises ModelError for another: its number would be a guess."""
         found = self.attr(name)
+        if found is not None and self._attributes[name].type not in types:
+            kinds = [AttributeProto.AttributeType.Name(t) for t in (self._attributes[name].type, types[0])]
+            raise self.error(f"the attribute {name} has the type {kinds[0]} instead of {kinds[1]}")
+        return found
+
+    def int_attr(self, name: str, default: int) -> int:
+        found = self._typed(name, AttributeProto.INT)
         return default if found is None else int(found)
 
     def float_attr(self, name: str, default: float) -> float:
         """A float attribute as the number that was meant: the shortest decimal that is the same float32."""
-        found = self.attr(name)
+        found = self._typed(name, AttributeProto.FLOAT, AttributeProto.INT)
         return default if found is None else float(str(np.float32(found)))
 
     def str_attr(self, name: str, default: str) -> str:
-        found = self.attr(name)
+        found = self._typed(name, AttributeProto.STRING)
         return default if found is None else found.decode() if isinstance(found, bytes) else str(found)
 
     def ints_attr(self, name: str) -> list[int] | None:
-        found = self.attr(name)
+        found = self._typed(name, AttributeProto.INTS)
         return None if found is None else [int(x) for x in found]
 
     def dtype_attr(self, name: str, default: DType | None = None) -> DType:
-        found = self.attr(name)
+        found = self._typed(name, AttributeProto.INT)
         if found is None:
             if default is None:
                 raise self.error(f"the attribute {name} is missing")
@@ -308,7 +316,7 @@ class Context:
         return element_type(int(found), f"the attribute {name}")
 
     def tensor_attr(self, name: str) -> NDArray[Any] | None:
-        found = self.attr(name)
+        found = self._typed(name, AttributeProto.TENSOR)
         return None if found is None else tensor_array(found, self.model, f"{self.label}, attribute {name}")
 
     def unread_attributes(self) -> list[str]:

@@ -97,6 +97,8 @@ def _scan(context: Context) -> Sequence[Result]:
     count = context.int_attr("num_scan_inputs", 0)
     values = [context.value(k) for k in range(len(context.items))]
     states = len(values) - count
+    if count < 0 or states < 0:
+        raise context.error(f"num_scan_inputs is {count}, but there are {len(values)} operands")
     axes = context.ints_attr("scan_input_axes") or [0] * count
     slices = [
         v.type.with_shape(tuple(d for k, d in enumerate(v.shape) if k != context.axis(axis, v.type.rank)))

@@ -150,12 +150,13 @@ def tensor_array(proto: TensorProto, model: Model, name: str = "") -> NDArray[An
     field = getattr(proto, _TYPED_FIELDS.get(dtype, "int32_data"))
     if len(field) != count:
         raise ModelError(f"{what} holds {len(field)} elements, but {dtype}{list(shape)} needs {count}")
-    halves = dtype in (DType.FLOAT16, DType.BFLOAT16)
-    try:
-        values = np.array(field, np.uint16 if halves else dtype.numpy)
-    except OverflowError as error:
-        raise ModelError(f"{what} holds a number that is not a {dtype}: {error}") from error
-    return _viewed(values.view(np.uint8), dtype, shape) if halves else values.reshape(shape)
+    if dtype in (DType.FLOAT16, DType.BFLOAT16):
+        return _viewed(np.array(field, np.uint16).view(np.uint8), dtype, shape)
+    values = np.array(field)
+    array = values.astype(dtype.numpy)
+    if dtype.is_integer and not np.array_equal(array, values):
+        raise ModelError(f"{what} holds numbers that are no {dtype}")
+    return array.reshape(shape)
 
 
 def _viewed(raw: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -30,7 +30,7 @@ _ATTEMPTS = 64
 _DEEPEST = 32
 """How deep functions may call functions."""
 
-_DAMAGE = (ValueError, IndexError, TypeError, KeyError, ArithmeticError, RuntimeError)
+_DAMAGE = (ValueError, IndexError, TypeError, KeyError, AttributeError, ArithmeticError, RuntimeError)
 """What NumPy, onnx and we raise for fields that no valid model has, such as names that are not text (which protobuf
 then gives as bytes)."""
 
@@ -40,7 +40,7 @@ def import_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Graph:
     model = open_model(source)
     try:
         return _import(model)
-    except (*_DAMAGE, AttributeError) as error:
+    except _DAMAGE as error:
         raise ModelError(f"{model.label} is damaged: {error}") from error
 
 

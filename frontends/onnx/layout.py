@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...ir import Dim, DType, SymDim, Tensor, Value, at_least, product
+from ...ir import Dim, DType, ShapeError, SymDim, Tensor, Value, at_least, product
 from ...ir.operator import broadcast
 from .contents import as_content
 from .context import INFINITY, Context, Handler, Item, Result
@@ -41,9 +41,7 @@ def _reshape(context: Context) -> Value:
     computed = [k for k, d in enumerate(target) if isinstance(d, Value)]
     open_axes = [*computed, *(k for k, d in enumerate(target) if isinstance(d, int) and d == -1)]
     if len(computed) > 0 and len(open_axes) > 1:
-        shape = [
-            context.sizes.data(f"{context.label}_{k}") if k in open_axes else d for k, d in enumerate(target)
-        ]
+        shape = [context.sizes.data(f"{context.label}_{k}") if k in open_axes else d for k, d in enumerate(target)]
         vector = context.b.cast(context.value(1), DType.INT64)
         return context.b("dynamic_reshape", x, vector, shape=tuple(shape), allow_zero=not keep)
     # A lone number from data must be what the others leave, whatever the data say.
@@ -222,8 +220,27 @@ def slice_axis(context: Context, size: Dim, start: Dim, end: Dim, step: int) -> 
     return first, sizes.maximum((first - last - step - 1) // -step, 0)
 
 
+def _split_sizes(context: Context) -> list[Result] | None:
+    """The pieces of a vector of sizes that is known: ONNX Runtime's optimiser takes shapes apart with Split."""
+    item = context.item(0)
+    content = item.entries()
+    if content is None or content.ndim != 1 or item.content is None or not context.has(1):
+        return None
+    if not context.is_constant(1):
+        return None
+    parts = [int(n) for n in context.numbers(1).reshape(-1)]
+    if any(n < 0 for n in parts) or sum(parts) != content.size:
+        return None
+    context.int_attr("axis", 0)
+    ends = np.cumsum(parts)
+    return [Item.of_content(content[end - n : end], item.dtype, "") for n, end in zip(parts, ends, strict=True)]
+
+
 def _split(context: Context) -> list[Result]:
     """Parts of given sizes, or of equal ones with a smaller last one."""
+    pieces = _split_sizes(context)
+    if pieces is not None:
+        return pieces
     x, b = context.value(0), context.b
     axis = context.axis(context.int_attr("axis", 0), x.type.rank)
     size = x.shape[axis]
@@ -249,9 +266,9 @@ def _split(context: Context) -> list[Result]:
         total = total + part
     if total != size:
         reason = f"the parts {parts} do not add up to the size {size} of axis {axis}"
-        if isinstance(total, int) and isinstance(size, int):
-            raise context.error(reason)
-        raise context.unsupported(f"{reason} in every run; were they numbers of the run that the export was made with?")
+        if not isinstance(total, int) or not isinstance(size, int):
+            reason += " in every run; were they numbers of the run that the export was made with?"
+        raise ShapeError(reason, (total, size))
     return results
 
 

@@ -63,7 +63,7 @@ def _batch_norm(context: Context) -> list[Result]:
         return _trained_batch_norm(context)
     if any(context.wants(k) for k in range(1, 5)):
         raise context.unsupported("it updates its running statistics; export the model for inference")
-    x, b = context.value(0), context.b
+    x = context.value(0)
     scale, bias, mean, variance = (_along(context, context.value(k), x.type.rank) for k in range(1, 5))
     return [_batch_normalised(context, x, scale, bias, mean, variance)]
 

@@ -78,7 +78,9 @@ _REDUCE = (
     Reduce("reduce_sum", np.sum, "y = the sum along the axes"),
     Reduce("reduce_mean", np.mean, "y = the arithmetic mean along the axes"),
     Reduce("reduce_max", _extreme(np.max, True), "y = the largest element along the axes; of none, the lowest number"),
-    Reduce("reduce_min", _extreme(np.min, False), "y = the smallest element along the axes; of none, the highest number"),
+    Reduce(
+        "reduce_min", _extreme(np.min, False), "y = the smallest element along the axes; of none, the highest number"
+    ),
     Reduce("reduce_prod", np.prod, "y = the product along the axes"),
     Reduce("reduce_all", np.all, "y = whether all elements hold", "bool"),
     Reduce("reduce_any", np.any, "y = whether any element holds", "bool"),

@@ -19,6 +19,8 @@ class LeftOut:
     cases: str
     reason: str
     targets: tuple[str, ...] = ("numpy", "ort-cpu")
+    refused: bool = True
+    """Whether attnc says so itself; otherwise the results differ by more than a case allows."""
 
     def holds(self, name: str, target: str) -> bool:
         plain = re.sub(r"^test_|_expanded(_ver\d+)?$", "", name)
@@ -43,8 +45,8 @@ LEFT_OUT = (
     ),
     LeftOut(
         "images",
-        r"image_decoder_.*|gridsample.*|col2im.*|roialign_.*|maxunpool_.*|maxpool_with_argmax_.*|.*deform_conv_.*",
-        "decoding, warping and unpooling of images is not the business of a transformer",
+        r"image_decoder_.*|gridsample.*|col2im.*|roialign_.*|.*deform_conv_.*",
+        "decoding and warping of images is not the business of a transformer",
     ),
     LeftOut("detection", r"nonmaxsuppression_.*", "boxes are chosen one by one, each by those before it"),
     LeftOut(
@@ -58,6 +60,22 @@ LEFT_OUT = (
         r"ai_onnx_ml_.*",
         "trees, label encoders and feature extractors (the domain ai.onnx.ml)",
     ),
+    LeftOut("bit patterns", r"bitcast_.*", "the bits of a number are not looked at (BitCast, opset 26)"),
+    LeftOut("sets and determinants", r"unique_.*|det_.*", "Unique and Det, which no model here uses"),
+    LeftOut("integer convolutions", r"convinteger_.*|qlinearconv", "convolutions of the IR are of floats"),
+    LeftOut(
+        "old and rare forms",
+        r"scan_sum|loop11|lstm_with_peepholes|melweightmatrix",
+        "Scan of opset 8, a Loop whose carried value grows, peepholes of an LSTM, mel filters made from data",
+    ),
+    LeftOut(
+        "Fourier transforms",
+        r"dft.*|stft.*",
+        "ONNX Runtime's own DFT rounds more coarsely than the cases allow (1e-7 where the result is 0)",
+        ("ort-cpu",),
+        refused=False,
+    ),
+    LeftOut("top-k of uint64", r"top_k_uint64", "ONNX Runtime has no kernel for it", ("ort-cpu",)),
 )
 
 

@@ -43,13 +43,17 @@ def test_a_case_passes_or_is_left_out(target: str, letter: str) -> None:
             check_case(BACKENDS[target], name)
         except Exception as error:
             if entry is None:
-                wrong.append(f"{name}: {type(error).__name__}: {error}")
-            elif not isinstance(error, UnsupportedError):
-                wrong.append(f"{name} is left out ({entry.family}), but not refused: {type(error).__name__}: {error}")
+                wrong.append(f"{name}: {_short(error)}")
+            elif entry.refused != isinstance(error, UnsupportedError):
+                wrong.append(f"{name} is left out ({entry.family}), but fails in another way: {_short(error)}")
         else:
             if entry is not None:
                 wrong.append(f"{name} passes: take it off the list of what is left out ({entry.family})")
     assert not wrong, "\n".join([f"{len(wrong)} cases", *wrong])
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def test_the_letters_cover_every_case() -> None:
@@ -60,7 +64,7 @@ def test_what_is_left_out_is_little_and_nothing_of_the_attention_family() -> Non
     counts = Counter(families().values())
     for family, count in ATTENTION.items():
         assert counts[family] >= 2 * count
-    assert set(counts) >= COMPLETE - {"SwiGLU"}
+    assert set(counts) >= COMPLETE
     left = {name for name in node_cases() if reason_for(name, "numpy") is not None}
     assert not {families()[name] for name in left} & COMPLETE
     assert len(node_cases()) - len(left) >= 1500
@@ -77,7 +81,7 @@ def test_an_entry_leaves_something_out(entry: object) -> None:
 @pytest.mark.parametrize("target", BACKENDS)
 def test_a_node_runs(target: str) -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    node = helper.make_node("Gemm", ["a", "b", "", ], ["y"], transB=1, alpha=2.0)  # fmt: skip
+    node = helper.make_node("Gemm", ["a", "b"], ["y"], transB=1, alpha=2.0)
     (y,) = BACKENDS[target].run_node(node, [x, x + 1])
     np.testing.assert_allclose(y, 2 * x @ (x + 1).T)
     (y,) = BACKENDS[target].run_node(helper.make_node("Clip", ["a"], ["y"], max=3.0), [x], opset_version=6)
@@ -89,7 +93,7 @@ def test_a_model_runs_with_inputs_in_order_or_by_name() -> None:
     made = [helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n"])]
     graph = helper.make_graph([helper.make_node("Sub", ["x", "y"], ["z"])], "g", given, made)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
-    one, two = np.float32([1]), np.float32([2])
+    one, two = (np.array([k], np.float32) for k in (1, 2))
     assert NumpyBackend.run_model(model, [one, two]) == (-one,)
     assert NumpyBackend.run_model(model, {"y": one, "x": two}) == (one,)
 

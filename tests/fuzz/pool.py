@@ -62,8 +62,12 @@ class _Worker:
         self._errors: list[str] = []
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        threading.Thread(target=self._pump, args=(self._process.stdout,), daemon=True).start()
-        threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True).start()
+        self._threads = [
+            threading.Thread(target=self._pump, args=(self._process.stdout,), daemon=True),
+            threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
         if self._lines.get(timeout=120) != "ready\n":
             raise RuntimeError(f"the worker does not start: {''.join(self._errors)}")
 
@@ -99,6 +103,11 @@ class _Worker:
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
+        for thread in self._threads:
+            thread.join()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert stream is not None
+            stream.close()
 
 
 def fuzz(seed: int, jobs: int = 2, seconds: float | None = None, count: int | None = None) -> Tally:
