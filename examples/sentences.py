@@ -116,23 +116,27 @@ def main() -> None:
     )
     runs: dict[str, Encode] = {
         f"attnc, {options.target}": lambda feeds: session.run(feeds)["last_hidden_state"],
-        "attnc, NumPy in float64": lambda feeds: attnc.evaluate(graph, feeds, attnc.DType.FLOAT64)["last_hidden_state"],
-        "ONNX Runtime, original file": original(model),
+        "NumPy, float64": lambda feeds: attnc.evaluate(graph, feeds, attnc.DType.FLOAT64)["last_hidden_state"],
+        "original": original(model),
     }
     hidden = {name: run(feeds) for name, run in runs.items()}
-    wanted = hidden["ONNX Runtime, original file"]
+    similar = {name: (v := embed(h, feeds["attention_mask"])) @ v.T for name, h in hidden.items()}
+    show(options.sentences, similar, hidden)
 
-    print(f"\n{'similarity':>34}" + "".join(f"{k + 1:>8}" for k in range(len(options.sentences))))
-    vectors = embed(next(iter(hidden.values())), feeds["attention_mask"])
-    for sentence, row in zip(options.sentences, vectors @ vectors.T, strict=True):
-        print(f"{sentence[:33]:>34}" + "".join(f"{value:8.3f}" for value in row))
 
-    print(f"\n{'largest difference to the original':>34}{'hidden':>12}{'similarity':>12}")
-    similarity = {name: (v := embed(h, feeds["attention_mask"])) @ v.T for name, h in hidden.items()}
-    for name, values in hidden.items():
-        relative = np.abs(values - wanted).max() / np.abs(wanted).max()
-        apart = np.abs(similarity[name] - similarity["ONNX Runtime, original file"]).max()
-        print(f"{name:>34}{relative:12.1e}{apart:12.1e}")
+def show(sentences: list[str], similar: dict[str, Array], hidden: dict[str, Array]) -> None:
+    """The cosine of every pair of sentences, column by column, and how far each column is from the last."""
+    print(f"\n{'cosine of':>55}" + "".join(f"{name:>17}" for name in similar))
+    for i, first in enumerate(sentences):
+        for j in range(i + 1, len(sentences)):
+            pair = f"{first[:24]:>25} / {sentences[j][:26]:<27}"
+            print(pair + "".join(f"{values[i, j]:17.4f}" for values in similar.values()))
+    *_, wanted = similar.values()
+    print(f"{'largest difference':>55}" + "".join(f"{np.abs(v - wanted).max():17.1e}" for v in similar.values()))
+    *_, base = hidden.values()
+    apart = [np.abs(h - base).max() / np.abs(base).max() for h in hidden.values()]
+    print(f"{'the same of the hidden states, relative':>55}" + "".join(f"{a:17.1e}" for a in apart))
+    print("\n(original: the file as it was exported, in plain ONNX Runtime)")
 
 
 if __name__ == "__main__":
