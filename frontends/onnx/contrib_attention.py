@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,7 +56,7 @@ def _scale(context: Context, width: Dim) -> float:
         return given
     if isinstance(width, SymDim):
         raise context.unsupported(f"the attribute scale is missing and the width {width} is not a number")
-    return float(width) ** -0.5
+    return 1 / math.sqrt(width)
 
 
 def _refuse(context: Context, *names: str) -> None:

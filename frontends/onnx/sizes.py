@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 
 from ...ir import (
     Dim,
@@ -111,9 +112,12 @@ class Sizes:
             return False
         if self._choose(a, b, 1):
             return True
-        for name, value in self._candidates(a, b):
-            changed = {name: value}
-            if substitute_dim(a, changed) == substitute_dim(b, changed):
+        single = list(self._candidates(a, b))
+        for learnt in (*((one,) for one in single), *combinations(single, 2)):
+            changed = dict(learnt)
+            if not any(symbols(value) & changed.keys() for value in changed.values()) and (
+                substitute_dim(a, changed) == substitute_dim(b, changed)
+            ):
                 self.equal = {k: substitute_dim(v, changed) for k, v in self.equal.items()} | changed
                 return True
         return any(self._choose(a, b, count) for count in range(2, _MOST_CHOICES + 1))

@@ -28,7 +28,7 @@ X = draw(2, 5, 8)
         ("QuickGelu", [X], {"alpha": -0.7}),
     ],
 )
-def test_activations(op_type: str, inputs: list[Any], attributes: dict[str, float]) -> None:
+def test_activations(op_type: str, inputs: list[Any], attributes: dict[str, Any]) -> None:
     agree(op_type, inputs, dims={0: ["batch", "seq", 8]}, **attributes)
 
 
@@ -90,21 +90,21 @@ A, B = draw(2, 3, 4, 5), draw(2, 3, 5, 4)
         (draw(3, 4), draw(4, 2), {"alpha": 3.0}),
     ],
 )
-def test_fused_matmul(a: Any, b: Any, attributes: dict[str, float]) -> None:
+def test_fused_matmul(a: Any, b: Any, attributes: dict[str, Any]) -> None:
     agree("FusedMatMul", [a, b], **attributes)
 
 
 @pytest.mark.parametrize("activation", ["Relu", "Tanh", "Sigmoid", "LeakyRelu"])
 def test_fused_gemm(activation: str) -> None:
     inputs = [draw(3, 4), draw(5, 4), draw(5)]
-    attributes = {"activation_alpha": 0.3} if activation == "LeakyRelu" else {}
+    attributes: dict[str, Any] = {"activation_alpha": 0.3} if activation == "LeakyRelu" else {}
     agree("FusedGemm", inputs, activation=activation, transB=1, alpha=0.5, beta=2.0, **attributes)
     agree("FusedGemm", [draw(4, 3), draw(4, 5)], activation=activation, transA=1, **attributes)
 
 
 def test_an_unknown_activation_is_refused() -> None:
     model, _ = node_model("FusedGemm", [draw(3, 4), draw(4, 5)], activation="HardSigmoid")
-    with pytest.raises(UnsupportedError, match="the_node .*activation.*HardSigmoid"):
+    with pytest.raises(UnsupportedError, match=r"the_node .*activation.*HardSigmoid"):
         load_onnx(model)
 
 
@@ -159,7 +159,7 @@ def test_matmul_nbits_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("bits", "extra", "what"), [(3, {}, "bits"), (4, {"weight_prepacked": 1}, "weight_prepacked")])
-def test_matmul_nbits_refusals(bits: int, extra: dict[str, int], what: str) -> None:
+def test_matmul_nbits_refusals(bits: int, extra: dict[str, Any], what: str) -> None:
     inputs = [draw(3, 16), integers(0, 255, 2, 1, 2 * bits, dtype="uint8"), draw(2, 1)]
     model, _ = node_model("MatMulNBits", inputs, bits=bits, block_size=16, N=2, K=16, **extra)
     with pytest.raises(UnsupportedError, match=rf"the_node .*{what}"):
@@ -171,7 +171,7 @@ def test_matmul_nbits_refusals(bits: int, extra: dict[str, int], what: str) -> N
 @pytest.mark.parametrize("shape", ["flat", "heads", "partial"])
 def test_rotary_embedding(interleaved: int, offset: bool, shape: str) -> None:
     x = draw(2, 5, 48) if shape == "flat" else draw(2, 3, 5, 16)
-    attributes: dict[str, int] = {"interleaved": interleaved}
+    attributes: dict[str, Any] = {"interleaved": interleaved}
     half = 8
     if shape == "partial":
         half, attributes["rotary_embedding_dim"], attributes["num_heads"] = 4, 8, 3
@@ -190,7 +190,8 @@ def test_an_attribute_that_is_not_known_is_refused_by_name() -> None:
     angle = draw(20, 4)
     inputs = [draw(2, 5, 8), np.array([0]), np.cos(angle), np.sin(angle)]
     for attribute, value in (("scale", 2.0), ("is_packed_batching", 1)):
-        model, _ = node_model("RotaryEmbedding", inputs, **{attribute: value})
+        more: dict[str, Any] = {attribute: value}
+        model, _ = node_model("RotaryEmbedding", inputs, **more)
         with pytest.raises(UnsupportedError, match=rf"the_node .*{attribute}"):
             load_onnx(model)
 

@@ -93,7 +93,7 @@ def test_attention_with_other_sizes_scales_and_biases() -> None:
     ("attributes", "what"),
     [({"do_rotary": 1}, "do_rotary"), ({"past_present_share_buffer": 1}, "past_present_share_buffer")],
 )
-def test_attention_refusals(attributes: dict[str, int], what: str) -> None:
+def test_attention_refusals(attributes: dict[str, Any], what: str) -> None:
     model, _ = node_model("Attention", projected()[:3], num_heads=HEADS, **attributes)
     with pytest.raises(UnsupportedError, match=rf"the_node .*{what}"):
         load_onnx(model)
@@ -294,8 +294,9 @@ def test_group_query_attention_with_symbolic_sizes() -> None:
 
     text = f"""
     <ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
-    g (float[batch, seq, {QUERIES * HEAD}] q, float[batch, seq, {GROUPS * HEAD}] k, float[batch, seq, {GROUPS * HEAD}] v,
-       float[batch, {GROUPS}, past, {HEAD}] pk, float[batch, {GROUPS}, past, {HEAD}] pv, int64[batch, total] mask,
+    g (float[batch, seq, {QUERIES * HEAD}] q, float[batch, seq, {GROUPS * HEAD}] k,
+       float[batch, seq, {GROUPS * HEAD}] v, float[batch, {GROUPS}, past, {HEAD}] pk,
+       float[batch, {GROUPS}, past, {HEAD}] pv, int64[batch, total] mask,
        float[32, 16] cos, float[32, 16] sin) => (float y, float nk, float nv)
     <int64[1] last = {{1}}, int64 one = {{1}}, int64 index = {{1}}>
     {{

@@ -222,3 +222,16 @@ def test_constant_parts_of_what_no_size_can_be(tmp_path: Path) -> None:
     file = saved(tmp_path, nodes, {"x": (FLOAT, ["batch", "seq", 4])}, constants)
     with pytest.raises(ModelError, match=r"\[5, 5\] do not add up to the size batch\*seq .* the export was made with"):
         attnc.load(file)
+
+
+def test_a_reshape_says_that_two_sizes_are_two_others(tmp_path: Path) -> None:
+    """A mask [batch, seq] whose sizes have names of their own, taken in the shape that the tokens give."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Reshape", ["mask", "shape"], ["same"]),
+        helper.make_node("Add", ["x", "same"], ["y"]),
+    ]
+    file = saved(tmp_path, nodes, {"x": (FLOAT, ["s31", "s46"]), "mask": (FLOAT, ["s80", "s9"])}, [])
+    graph = attnc.load(file)
+    assert graph.inputs[0].type == graph.inputs[1].type
+    agree(file, {"x": rows(2, 3), "mask": rows(2, 3)})

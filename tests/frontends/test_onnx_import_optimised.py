@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnxruntime import GraphOptimizationLevel
+from onnxruntime import GraphOptimizationLevel, quantization
 
 from attnc.frontends.onnx import load_onnx
 from attnc.ir import evaluate, verify
@@ -65,7 +65,6 @@ def agrees_with_the_runtime(path: Path, name: str) -> None:
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("name", ["bert.script", "gpt2.script"])
 def test_dynamic_quantisation(name: str, per_channel: bool, weights: str, tmp_path: Path) -> None:
-    quantization = pytest.importorskip("onnxruntime.quantization")
     logging.disable(logging.WARNING)
     path = tmp_path / "quantised.onnx"
     quantization.quantize_dynamic(
@@ -79,8 +78,6 @@ def test_dynamic_quantisation(name: str, per_channel: bool, weights: str, tmp_pa
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
 @pytest.mark.parametrize("name", ["bert.script", "gpt2.script"])
 def test_static_quantisation(name: str, form: str, tmp_path: Path) -> None:
-    quantization = pytest.importorskip("onnxruntime.quantization")
-
     class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             self.left = [feeds(name)]

@@ -13,7 +13,7 @@ from attnc.ir import ModelError, UnsupportedError, evaluate
 
 from .runtime import Array, agree, compare, draw, integers, node_model, runtime_results
 
-STANDARD = {"domain": ""}
+STANDARD: dict[str, Any] = {"domain": ""}
 TYPES = ["uint8", "int8", "uint16", "int16"]
 
 
@@ -42,7 +42,7 @@ def halves(*shape: int) -> Array:
 def test_quantize_per_tensor(dtype: str, shape: tuple[int, ...]) -> None:
     zero = whole(dtype, *shape, low=3, high=9)
     for x, scale in ((draw(2, 5, 7), 0.02), (halves(2, 5, 7), 1.0), (draw(2, 5, 7, scale=1e6), 0.01)):
-        inputs = [x, np.full(shape, scale, np.float32), zero]
+        inputs: list[Any] = [x, np.full(shape, scale, np.float32), zero]
         agree("QuantizeLinear", inputs, **STANDARD, dims={0: ["batch", "seq", 7]})
 
 
@@ -52,7 +52,7 @@ def test_quantize_per_tensor(dtype: str, shape: tuple[int, ...]) -> None:
 def test_quantize_per_axis(dtype: str, axis: int, zero: bool) -> None:
     x = draw(3, 4, 5)
     count = x.shape[axis]
-    inputs = [x, positive(count), whole(dtype, count, low=0, high=20) if zero else None]
+    inputs: list[Any] = [x, positive(count), whole(dtype, count, low=0, high=20) if zero else None]
     inputs = inputs if zero else inputs[:2]
     graph_attributes = {} if zero else {"output_dtype": getattr(TensorProto, dtype.upper())}
     agree("QuantizeLinear", inputs, **STANDARD, axis=axis, **graph_attributes)
@@ -65,13 +65,13 @@ def test_quantize_and_dequantize_by_blocks(dtype: str, axis: int, block: int) ->
     if x.shape[axis] % block:
         x = draw(4, 7, 8)
     shape = tuple(-(-d // block) if k == axis else d for k, d in enumerate(x.shape))
-    inputs = [x, positive(*shape), whole(dtype, *shape, low=0, high=20)]
+    inputs: list[Any] = [x, positive(*shape), whole(dtype, *shape, low=0, high=20)]
     agree("QuantizeLinear", inputs, **STANDARD, axis=axis, block_size=block)
     agree("DequantizeLinear", [whole(dtype, *x.shape), *inputs[1:]], **STANDARD, axis=axis, block_size=block)
 
 
 def test_blocks_that_do_not_divide_the_axis() -> None:
-    inputs = [whole("int8", 3, 7), positive(3, 2), whole("int8", 3, 2)]
+    inputs: list[Any] = [whole("int8", 3, 7), positive(3, 2), whole("int8", 3, 2)]
     agree("DequantizeLinear", inputs, **STANDARD, axis=1, block_size=4)
 
 
@@ -101,7 +101,7 @@ def test_half_precision(dtype: str) -> None:
 
 
 def test_the_domain_of_the_runtime() -> None:
-    inputs = [draw(3, 4), np.float32(0.01), np.array(300, np.uint16)]
+    inputs: list[Any] = [draw(3, 4), np.float32(0.01), np.array(300, np.uint16)]
     agree("QuantizeLinear", inputs)
     agree("DequantizeLinear", [whole("uint16", 3, 4), *inputs[1:]])
 
@@ -134,7 +134,7 @@ def test_dynamic_quantize_linear(x: Array) -> None:
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_dynamic_quantize_matmul(weights: str, columns: bool, bias: bool) -> None:
-    inputs = [
+    inputs: list[Any] = [
         draw(2, 5, 16), whole(weights, 16, 6, low=0, high=100), positive(6) if columns else positive(1),
         whole(weights, 6) if columns else whole(weights, 1), draw(6) if bias else None,
     ]  # fmt: skip
@@ -180,7 +180,7 @@ def test_sums_that_leave_the_range_wrap_around() -> None:
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_matmul_integer_to_float(columns: bool, bias: bool) -> None:
-    inputs = [
+    inputs: list[Any] = [
         whole("uint8", 2, 5, 16), whole("int8", 16, 6), np.float32(0.02), positive(6) if columns else positive(1),
         np.uint8(9), whole("int8", 6) if columns else whole("int8", 1), draw(6) if bias else None,
     ]  # fmt: skip
@@ -191,7 +191,7 @@ def test_matmul_integer_to_float(columns: bool, bias: bool) -> None:
 @pytest.mark.parametrize(("left", "right"), [("uint8", "uint8"), ("uint8", "int8"), ("int8", "int8")])
 @pytest.mark.parametrize("columns", [False, True])
 def test_qlinear_matmul(left: str, right: str, columns: bool) -> None:
-    inputs = [
+    inputs: list[Any] = [
         whole(left, 2, 3, 40), np.float32(0.011), whole(left),
         whole(right, 40, 6), positive(6) if columns else np.float32(0.02),
         whole(right, 6) if columns else whole(right),
@@ -203,7 +203,7 @@ def test_qlinear_matmul(left: str, right: str, columns: bool) -> None:
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("floating", [False, True])
 def test_qgemm(dtype: str, floating: bool) -> None:
-    inputs = [
+    inputs: list[Any] = [
         whole(dtype, 3, 20), np.float32(0.02), whole(dtype, low=0, high=9), whole("int8", 5, 20),
         np.float32(0.03), whole("int8"), whole("int32", 5, low=-999, high=999),
         None if floating else np.float32(0.5), None if floating else whole(dtype, low=0, high=9),
@@ -219,7 +219,7 @@ def test_qgemm(dtype: str, floating: bool) -> None:
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("op_type", ["QLinearAdd", "QLinearMul"])
 def test_qlinear_pairs(op_type: str, dtype: str) -> None:
-    inputs = [
+    inputs: list[Any] = [
         whole(dtype, 2, 5, 8), np.float32(0.0513), whole(dtype), whole(dtype, 8, seed=1),
         np.float32(0.0311), whole(dtype, seed=1), np.float32(0.0637), whole(dtype, seed=2),
     ]  # fmt: skip
@@ -229,7 +229,7 @@ def test_qlinear_pairs(op_type: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("op_type", ["QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"])
 def test_qlinear_functions(op_type: str, dtype: str) -> None:
-    inputs = [
+    inputs: list[Any] = [
         whole(dtype, 2, 5, 8), np.float32(0.05), whole(dtype, low=0, high=90),
         np.float32(1 / 128), whole(dtype, low=0, high=9),
     ]  # fmt: skip
@@ -238,7 +238,7 @@ def test_qlinear_functions(op_type: str, dtype: str) -> None:
 
 
 def test_qlinear_concat() -> None:
-    inputs = [np.float32(0.05), np.uint8(7)]
+    inputs: list[Any] = [np.float32(0.05), np.uint8(7)]
     for seed in range(3):
         inputs += [whole("uint8", 2, 3 + seed), np.float32(0.03 + 0.02 * seed), np.uint8(seed)]
     off_by_one("QLinearConcat", inputs, axis=1, constants=[k for k in range(len(inputs)) if k < 2 or k % 3 != 2])

@@ -156,9 +156,11 @@ def titles(name: str) -> list[dict[str, Any]]:
 def test_titles(name: str, target: str) -> None:
     """Its activations are quantised while it runs: a last bit may move a number across the middle of two integers, and
     the rest follows. ONNX Runtime differs from itself by up to 0.9 so, from one level of optimisation to the next.
-    Compared with the nearest level: all inputs but at most one must be rounded as by one of them."""
+    Compared with the nearest level: what runs in ONNX Runtime must be rounded as by one of them on every input; NumPy,
+    whose sums run in another order, on all inputs but at most one."""
     errors = []
     for given in titles(name):
         wanted = [runtime(name, level).run(None, given)[0] for level in LEVELS]
         errors.append(min(difference(ours(name, target, given), one) for one in wanted))
-    assert sum(error < 1e-4 for error in errors) >= len(errors) - 1, errors
+    missed = sum(error >= 1e-4 for error in errors)
+    assert missed <= (1 if target == "numpy" else 0), errors
