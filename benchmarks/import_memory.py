@@ -85,7 +85,9 @@ def main() -> None:
     if options.child:
         child(*options.child)
         return
-    print("| weights | import | export | peak before | peak after import | peak after export | of which no file's | peak / weights |")
+    print(
+        "| weights | import | export | peak before | peak after import | peak after export | of which no file's | peak / weights |"
+    )
     print("|---:|---:|---:|---:|---:|---:|---:|---:|")
     for gigabytes in options.gigabytes:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:

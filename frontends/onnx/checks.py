@@ -17,6 +17,7 @@ from .table import HANDLERS
 
 __all__ = ["check_operators", "check_version"]
 
+
 def check_version(model: Model, version: int) -> None:
     """Raises when the standard operators are of a version that does not exist yet: they may mean something else."""
     newest = onnx.defs.onnx_opset_version()

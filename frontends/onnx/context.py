@@ -151,9 +151,7 @@ class Context:
             return [_as_dim(entry) for entry in self.content(position).reshape(-1)]
         except Undecided:
             entries = self.entries(position, what)
-            return [
-                self.data_size(e, f"{what}_{k}") if isinstance(e, Value) else e for k, e in enumerate(entries)
-            ]
+            return [self.data_size(e, f"{what}_{k}") if isinstance(e, Value) else e for k, e in enumerate(entries)]
 
     def entries(self, position: int, what: str) -> list[Dim | Value]:
         """A vector (or a number) of integers: each as a size where it follows from sizes, else as an int64 scalar."""

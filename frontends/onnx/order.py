@@ -44,7 +44,9 @@ def execution_order(nodes: Iterable[NodeProto], known: Container[str], label: st
                 if name in known:
                     continue
                 if name not in maker:
-                    raise ModelError(f"{label}: node {node_title(listed[position])} reads {name}, which nothing defines")
+                    raise ModelError(
+                        f"{label}: node {node_title(listed[position])} reads {name}, which nothing defines"
+                    )
                 before = maker[name]
                 if before in open_nodes and not done[before]:
                     some = sorted(node_title(listed[k]) for k in open_nodes)

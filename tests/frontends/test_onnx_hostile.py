@@ -217,7 +217,9 @@ def test_tensors_share_all_of_their_bytes_or_none(inside: Path) -> None:
     graph = attnc.load(external(inside, at(8), at(8), at(16), at(8, location="./w.bin")))
     assert evaluate(graph, {"x0": np.zeros((1, 2), np.float32)})["x4"].tolist() == [[10.0, 14.0]]
     for first, second in ((at(8), at(12)), (at(12), at(8)), (at(8, location="./w.bin"), at(12))):
-        with pytest.raises(ModelError, match=r"tensor w1 has bytes \d+ to \d+ of w\.bin, which overlap those of tensor w0"):
+        with pytest.raises(
+            ModelError, match=r"tensor w1 has bytes \d+ to \d+ of w\.bin, which overlap those of tensor w0"
+        ):
             attnc.load(external(inside, first, second))
 
 
@@ -535,7 +537,9 @@ def test_nothing_gigantic_is_computed_at_import(name: str, size: int) -> None:
 @pytest.mark.parametrize("op", ["Mul", "Add", "Sub", "Div", "Mod", "Max", "Min", "Pow"])
 def test_sizes_that_grow_without_end(op: str) -> None:
     lines = "\n".join(f"t{k + 1} = {op}(t{k}, t{k})\n s{k + 1} = {op}(t{k + 1}, n)" for k in range(200))
-    proto = model(f"g (float[a, b] x) => (float[p, q] y) {{ t0 = Shape(x)\n n = Shape(x)\n {lines}\n y = ConstantOfShape(s200) }}")
+    proto = model(
+        f"g (float[a, b] x) => (float[p, q] y) {{ t0 = Shape(x)\n n = Shape(x)\n {lines}\n y = ConstantOfShape(s200) }}"
+    )
     try:
         verify(load_onnx(proto))
     except ModelError as error:

@@ -10,8 +10,7 @@ from onnx import helper
 
 from attnc.frontends.onnx import load_onnx
 from attnc.ir import UnsupportedError, evaluate
-
-from .runtime import agree, draw, integers, node_model, runtime_results
+from attnc.tests.frontends.runtime import agree, draw, integers, node_model, runtime_results
 
 X = draw(2, 5, 8)
 

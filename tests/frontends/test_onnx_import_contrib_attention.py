@@ -9,8 +9,7 @@ import pytest
 
 from attnc.frontends.onnx import load_onnx
 from attnc.ir import UnsupportedError, evaluate
-
-from .runtime import Array, agree, compare, draw, integers, node_model, runtime_results
+from attnc.tests.frontends.runtime import Array, agree, compare, draw, integers, node_model, runtime_results
 
 BATCH, LENGTH, HEADS, WIDTH = 2, 5, 3, 4
 HIDDEN = HEADS * WIDTH

@@ -285,7 +285,9 @@ def test_shapes_that_do_not_fit_name_node_operator_and_file(tmp_path: Path) -> N
 
 
 def test_a_shape_of_unknown_rank_that_is_data() -> None:
-    with pytest.raises(UnsupportedError, match=r"node y \(Reshape\): shape \(s\) is int64\[n_size\], computed from data"):
+    with pytest.raises(
+        UnsupportedError, match=r"node y \(Reshape\): shape \(s\) is int64\[n_size\], computed from data"
+    ):
         load_onnx(model("g (float[4] x, int64[n] s) => (float[a, b] y) { y = Reshape(x, s) }"))
 
 

@@ -10,8 +10,7 @@ from onnx import TensorProto
 
 from attnc.frontends.onnx import load_onnx
 from attnc.ir import ModelError, UnsupportedError, evaluate
-
-from .runtime import Array, agree, compare, draw, integers, node_model, runtime_results
+from attnc.tests.frontends.runtime import Array, agree, compare, draw, integers, node_model, runtime_results
 
 STANDARD: dict[str, Any] = {"domain": ""}
 TYPES = ["uint8", "int8", "uint16", "int16"]

@@ -18,7 +18,14 @@ _TEXTS = (
     "lambda", "x" * 5000, "tanh", "NOTSET", "ij,jk->ik", "…", "a,b->c", "reflect", "  # %x", "}", "data:0",
 )  # fmt: skip
 _OPERATORS = sorted({schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""})
-_CONTRIB = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "FusedMatMul", "BiasGelu", "SkipLayerNormalization")
+_CONTRIB = (
+    "Attention",
+    "MultiHeadAttention",
+    "GroupQueryAttention",
+    "FusedMatMul",
+    "BiasGelu",
+    "SkipLayerNormalization",
+)
 
 
 def mutant(base: onnx.ModelProto, rng: random.Random) -> tuple[bytes, list[str]]:
@@ -236,11 +243,17 @@ def _more_attributes(model: onnx.ModelProto, rng: random.Random) -> str:
     node = _node(model, rng)
     if node is None or not onnx.defs.has(node.op_type):
         return ""
-    known = [a for a in onnx.defs.get_schema(node.op_type).attributes.values() if a.type.name in ("INT", "FLOAT", "INTS")]
+    known = [
+        a for a in onnx.defs.get_schema(node.op_type).attributes.values() if a.type.name in ("INT", "FLOAT", "INTS")
+    ]
     if not known:
         return ""
     a = rng.choice(known)
-    values = {"INT": _number(rng), "FLOAT": rng.choice(_FLOATS), "INTS": [_number(rng) for _ in range(rng.randint(1, 4))]}
+    values = {
+        "INT": _number(rng),
+        "FLOAT": rng.choice(_FLOATS),
+        "INTS": [_number(rng) for _ in range(rng.randint(1, 4))],
+    }
     node.attribute.append(helper.make_attribute(a.name, values[a.type.name]))
     return f"{a.name} of {node.op_type} is {values[a.type.name]}"
 
@@ -258,7 +271,10 @@ def _change_tensor(t: TensorProto, rng: random.Random) -> None:
             t.raw_data = t.raw_data[: rng.randint(0, len(t.raw_data))]
         case 3:
             t.data_location = TensorProto.EXTERNAL
-            for key, value in (("location", rng.choice(("mutant.onnx", "../x", "/dev/zero", "", "."))), ("offset", "8")):
+            for key, value in (
+                ("location", rng.choice(("mutant.onnx", "../x", "/dev/zero", "", "."))),
+                ("offset", "8"),
+            ):
                 t.external_data.add(key=key, value=value)
         case 4:
             t.name = rng.choice(_TEXTS)
@@ -372,7 +388,9 @@ def _wrap_node(model: onnx.ModelProto, rng: random.Random) -> str:
         for level in range(depth):
             outputs = [helper.make_empty_tensor_value_info(name) for name in inner.output]
             branch = helper.make_graph([inner], f"branch{level}", [], outputs)
-            other = helper.make_graph([node], f"other{level}", [], [*map(helper.make_empty_tensor_value_info, node.output)])
+            other = helper.make_graph(
+                [node], f"other{level}", [], [*map(helper.make_empty_tensor_value_info, node.output)]
+            )
             names = [f"{name}_{level}" if level < depth - 1 else name for name in node.output]
             inner = helper.make_node("If", [condition], names, then_branch=branch, else_branch=other)
     else:
@@ -442,7 +460,9 @@ def _giant(model: onnx.ModelProto, rng: random.Random) -> str:
         ("MelWeightMatrix", ["fuzz_scalar", "fuzz_scalar", "fuzz_scalar", "fuzz_unit", "fuzz_scalar"]),
     ])  # fmt: skip
     model.graph.node.add(op_type=op, input=operands, output=["fuzz_giant"])
-    model.graph.node.add(op_type=rng.choice(("Identity", "Shape", "Neg", "CumSum")), input=["fuzz_giant"], output=["fuzz_end"])
+    model.graph.node.add(
+        op_type=rng.choice(("Identity", "Shape", "Neg", "CumSum")), input=["fuzz_giant"], output=["fuzz_end"]
+    )
     model.graph.output.add(name="fuzz_end")
     return f"{op} of {size}"
 

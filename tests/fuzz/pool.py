@@ -1,7 +1,7 @@
 """Runs mutants in worker processes, so that a crash, a hang and memory without bounds are seen and counted.
 
-    python -m attnc.tests.fuzz.pool [--seconds 600] [--seed 0] [--jobs 2]       (or: make fuzz SECONDS=600 SEED=1)
-    python -m attnc.tests.fuzz.pool --seed 0 --only 1234 [--save mutant.onnx]   one mutant again, here
+python -m attnc.tests.fuzz.pool [--seconds 600] [--seed 0] [--jobs 2]       (or: make fuzz SECONDS=600 SEED=1)
+python -m attnc.tests.fuzz.pool --seed 0 --only 1234 [--save mutant.onnx]   one mutant again, here
 """
 
 from __future__ import annotations

@@ -15,8 +15,10 @@ PRIMITIVES = frozenset(
     | {"reduce_sum", "reduce_max", "reduce_mean", "reshape", "transpose", "expand", "concat", "slice", "gather"}
     | {"iota", "size", "cumsum", "sin", "cos", "reduce_prod", "scan", "cond", "loop"}
 )
-COMPOSITES = sorted({"gelu", "silu", "softmax", "cumprod", "log_softmax", "layer_norm", "rms_norm", "attention", "rope"} |
-                    {"rnn", "gru", "lstm", "dft"})  # fmt: skip
+COMPOSITES = sorted(
+    {"gelu", "silu", "softmax", "cumprod", "log_softmax", "layer_norm", "rms_norm", "attention", "rope", "dft"}
+    | {"rnn", "gru", "lstm"}
+)
 
 
 def primitive(node: Node) -> bool:
