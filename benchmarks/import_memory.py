@@ -86,7 +86,8 @@ def main() -> None:
         child(*options.child)
         return
     print(
-        "| weights | import | export | peak before | peak after import | peak after export | of which no file's | peak / weights |"
+        "| weights | import | export | peak before | peak after import | peak after export "
+        "| of which no file's | peak / weights |"
     )
     print("|---:|---:|---:|---:|---:|---:|---:|---:|")
     for gigabytes in options.gigabytes:

@@ -280,7 +280,7 @@ class Context:
         found = self._attributes.get(name)
         return None if found is None else onnx.helper.get_attribute_value(found)
 
-    def _typed(self, name: str, *types: AttributeProto.AttributeType.ValueType) -> Any:
+    def _typed(self, name: str, *types: int) -> Any:
         """As ``attr``, of one of these types. Raises ModelError for another: its number would be a guess."""
         found = self.attr(name)
         if found is not None and self._attributes[name].type not in types:

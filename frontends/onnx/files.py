@@ -156,7 +156,8 @@ def tensor_array(proto: TensorProto, model: Model, name: str = "") -> NDArray[An
     array = values.astype(dtype.numpy)
     if dtype.is_integer and not np.array_equal(array, values):
         raise ModelError(f"{what} holds numbers that are no {dtype}")
-    return array.reshape(shape)
+    shaped: NDArray[Any] = array.reshape(shape)
+    return shaped
 
 
 def _viewed(raw: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -164,4 +165,5 @@ def _viewed(raw: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> NDA
     if dtype is DType.BOOL:
         return (raw != 0).reshape(shape)  # a byte other than 0 and 1 is no NumPy bool
     stored = dtype.numpy if dtype is DType.BFLOAT16 else dtype.numpy.newbyteorder("<")
-    return raw.view(stored).reshape(shape)
+    array: NDArray[Any] = raw.view(stored).reshape(shape)
+    return array

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -175,7 +176,6 @@ def _change_operator(model: onnx.ModelProto, rng: random.Random) -> str:
         return ""
     old = node.op_type
     other = _node(model, rng)
-    assert other is not None or True
     if rng.random() < 0.8:
         node.op_type = rng.choice(_OPERATORS) if rng.random() < 0.6 or other is None else other.op_type
     else:
@@ -243,9 +243,9 @@ def _more_attributes(model: onnx.ModelProto, rng: random.Random) -> str:
     node = _node(model, rng)
     if node is None or not onnx.defs.has(node.op_type):
         return ""
-    known = [
-        a for a in onnx.defs.get_schema(node.op_type).attributes.values() if a.type.name in ("INT", "FLOAT", "INTS")
-    ]
+    # The stubs of onnx know no attribute types.
+    schema: Any = onnx.defs.get_schema(node.op_type)
+    known = [a for a in schema.attributes.values() if a.type.name in ("INT", "FLOAT", "INTS")]
     if not known:
         return ""
     a = rng.choice(known)
@@ -303,7 +303,7 @@ def _change_initialiser(model: onnx.ModelProto, rng: random.Random) -> str:
             model.graph.input.append(helper.make_tensor_value_info(name, t.data_type, list(t.dims)))
         case _:
             _change_tensor(t, rng)
-    return name
+    return str(name)
 
 
 def _change_input(model: onnx.ModelProto, rng: random.Random) -> str:
@@ -348,7 +348,7 @@ def _change_output(model: onnx.ModelProto, rng: random.Random) -> str:
             graph.output.append(value)
         case _:
             graph.output.add(name=rng.choice(_names(model)))
-    return value.name
+    return str(value.name)
 
 
 def _change_version(model: onnx.ModelProto, rng: random.Random) -> str:
