@@ -163,7 +163,8 @@ def tensor_array(proto: TensorProto, model: Model, name: str = "") -> NDArray[An
 def _viewed(raw: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
     """Little-endian bytes as an array of ``dtype``."""
     if dtype is DType.BOOL:
-        return (raw != 0).reshape(shape)  # a byte other than 0 and 1 is no NumPy bool
-    stored = dtype.numpy if dtype is DType.BFLOAT16 else dtype.numpy.newbyteorder("<")
-    array: NDArray[Any] = raw.view(stored).reshape(shape)
-    return array
+        array: NDArray[Any] = np.not_equal(raw, 0)  # a byte other than 0 and 1 is no NumPy bool
+    else:
+        array = raw.view(dtype.numpy if dtype is DType.BFLOAT16 else dtype.numpy.newbyteorder("<"))
+    shaped: NDArray[Any] = array.reshape(shape)
+    return shaped
