@@ -2,6 +2,7 @@
 # make test   the quick tests                  make test ARGS="-k mask"
 # make check  lint, format, types, quick tests
 # make slow   the slow tests
+# make fuzz   mutants of real models           make fuzz SECONDS=3600 SEED=7
 # make fmt    rewrite the sources in the project's format
 # make clean  remove what the tools left behind (make distclean: the environment too)
 #
@@ -12,6 +13,8 @@ VENV ?= .venv
 PY ?= $(shell for p in python3.11 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 ARGS ?=
+SECONDS ?= 600
+SEED ?= 0
 
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
@@ -24,7 +27,7 @@ STALE := stale
 endif
 
 .DEFAULT_GOAL := run
-.PHONY: run test slow check lint fmt clean distclean stale
+.PHONY: run test slow fuzz check lint fmt clean distclean stale
 
 run: $(STAMP)
 	@$(BIN)/python examples/sentences.py $(ARGS)
@@ -35,6 +38,9 @@ test: $(STAMP)
 # pytest answers 5 when no test is marked slow.
 slow: $(STAMP)
 	@$(PYTEST) -n auto --maxprocesses=8 -m slow || test $$? -eq 5
+
+fuzz: $(STAMP)
+	@$(BIN)/python -m attnc.tests.fuzz.pool --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

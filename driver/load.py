@@ -36,7 +36,7 @@ def load(source: Graph | str | os.PathLike[str]) -> Graph:
     if function:
         return _call(Path(function["file"]), function["name"])
     path = Path(text)
-    if path.is_dir():
+    if _is_folder(path):
         return _from_folder(path)
     if path.suffix == ".py":
         raise UsageError(f"{path}: which function returns the graph? Write {path}:FUNCTION")
@@ -48,6 +48,14 @@ def load(source: Graph | str | os.PathLike[str]) -> Graph:
     if path.suffix == ".attnc":
         return _parse_file(path)
     raise UsageError(f"{path}: attnc does not read {path.suffix or 'a file without a suffix'}; a model is {_KNOWN}")
+
+
+def _is_folder(path: Path) -> bool:
+    """Raises ModelError for a path that the system cannot even ask about."""
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot read it: {error.strerror or error}") from error
 
 
 def _check_file(path: Path) -> None:

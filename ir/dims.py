@@ -1,8 +1,9 @@
 """Symbolic dimensions: integer polynomials over named sizes, kept in one canonical form.
 
 A dimension is an ``int`` or a :class:`SymDim`; arithmetic on either gives either, and two dimensions that
-are equal as polynomials are equal as values. Division and remainder that are not exact, ``min`` and ``max``
-stay as opaque factors (``seq // 2``). Every symbol stands for a size of at least 1.
+are equal as polynomials are equal as values. Division that is not exact, ``min`` and ``max`` stay as opaque factors
+(``seq // 2``); a remainder is written with the division, ``a - b*(a // b)``, so that what pads to a multiple and
+the multiple are equal. Every symbol stands for a size of at least 1.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import ast
 import keyword
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 
-from .errors import ParseError
+from .errors import ParseError, UnsupportedError
 
 __all__ = [
     "Dim",
@@ -33,6 +34,17 @@ __all__ = [
 ]
 
 
+_LONGEST = 500
+"""The most symbols, counted as often as they are written, in one dimension: no model that means something has more, and
+a product that is multiplied by itself again and again would fill the memory."""
+
+_DEEPEST = 50
+"""How deep divisions, ``min`` and ``max`` may lie in each other; Python's parser stops at some 200 brackets."""
+
+_LARGEST = 2**128
+"""No factor in a dimension is as large."""
+
+
 @dataclass(frozen=True)
 class Atom:
     """A symbol (``fn == ""``, name in ``name``) or a function of dimensions that has no simpler form."""
@@ -45,9 +57,19 @@ class Atom:
     def text(self) -> str:
         if not self.fn:
             return self.name
-        if self.fn in ("//", "%"):
-            return "(" + f" {self.fn} ".join(_operand(a) for a in self.args) + ")"
+        if self.fn == "//":
+            return "(" + " // ".join(_operand(a) for a in self.args) + ")"
         return f"{self.fn}({', '.join(str(a) for a in self.args)})"
+
+    @cached_property
+    def length(self) -> int:
+        """How many symbols and functions the text has."""
+        return 1 + sum(a.length for a in self.args if isinstance(a, SymDim))
+
+    @cached_property
+    def depth(self) -> int:
+        """How many functions lie in each other."""
+        return bool(self.fn) + max((a.depth for a in self.args if isinstance(a, SymDim)), default=0)
 
 
 Monomial = tuple[tuple[Atom, int], ...]
@@ -79,6 +101,16 @@ class SymDim:
             sign = "-" if coefficient < 0 else "+"
             parts.append((f" {sign} " if parts else ("-" if coefficient < 0 else "")) + body)
         return "".join(parts)
+
+    @cached_property
+    def length(self) -> int:
+        """How many symbols and functions the text has."""
+        return sum(power * atom.length for monomial, _ in self.terms for atom, power in monomial)
+
+    @cached_property
+    def depth(self) -> int:
+        """How many functions lie in each other."""
+        return max((atom.depth for monomial, _ in self.terms for atom, _ in monomial), default=0)
 
     def __str__(self) -> str:
         return self.text
@@ -132,7 +164,7 @@ def symbol(name: str) -> SymDim:
 
 
 def _operand(d: Dim) -> str:
-    """An operand of // or %, in brackets unless it is a number, a symbol or a function."""
+    """An operand of //, in brackets unless it is a number, a symbol or a function."""
     if isinstance(d, SymDim):
         (monomial, coefficient), *more = d.terms
         if more or coefficient != 1 or len(monomial) > 1 or monomial[0][1] > 1:
@@ -153,7 +185,16 @@ def _make(terms: Mapping[Monomial, int]) -> Dim:
     if len(kept) == 1 and () in kept:
         return kept[()]
     order = sorted(kept.items(), key=lambda item: (item[0] == (), _monomial_key(item[0])))
-    return SymDim(tuple(order))
+    return _short(SymDim(tuple(order)))
+
+
+def _short(d: SymDim) -> SymDim:
+    """The dimension, before anything prints it. Raises UnsupportedError when it has grown beyond measure."""
+    if d.length > _LONGEST or d.depth > _DEEPEST or any(abs(factor) >= _LARGEST for _, factor in d.terms):
+        raise UnsupportedError(
+            f"a size has become an expression of more than {_LONGEST} symbols, {_DEEPEST} levels or 128 bits"
+        )
+    return d
 
 
 def _monomial_key(monomial: Monomial) -> tuple[tuple[str, int], ...]:
@@ -161,7 +202,7 @@ def _monomial_key(monomial: Monomial) -> tuple[tuple[str, int], ...]:
 
 
 def _atom(fn: str, *args: Dim) -> SymDim:
-    return SymDim(((((Atom("", fn, args), 1),), 1),))
+    return _short(SymDim(((((Atom("", fn, args), 1),), 1),)))
 
 
 def _add(a: Dim, b: Dim) -> Dim:
@@ -236,20 +277,36 @@ def _floordiv(a: Dim, b: Dim) -> Dim:
     if exact is not None:
         return exact
     whole, rest = _split(a, b)
-    if isinstance(rest, int) and isinstance(b, int):
+    if not isinstance(b, int) or b < 0:
+        return _add(whole, _atom("//", rest, b))
+    if isinstance(rest, int):
         return _add(whole, rest // b)
-    return _add(whole, _atom("//", rest, b))
+    return _add(whole, _floor(rest, b))
+
+
+def _floor(rest: SymDim, b: int) -> Dim:
+    """rest // b in one spelling, for coefficients from 0 to b - 1 and b > 1."""
+    terms = dict(rest.terms)
+    offset = terms.pop((), 0)
+    common = math.gcd(b, *terms.values())
+    if common > 1:  # ⌊(g·x + r) / (g·c)⌋ = ⌊(x + ⌊r/g⌋) / c⌋
+        return _floordiv(_add(_make({m: c // common for m, c in terms.items()}), offset // common), b // common)
+    (first, coefficient), *more = terms.items()
+    if 2 * coefficient > b:  # ⌊(b·x - y + r) / b⌋ = x - ⌊(y - r + b - 1) / b⌋
+        flipped = _add(_make({m: b - c for m, c in terms.items()}), b - 1 - offset)
+        return _add(_make(dict.fromkeys(terms, 1)), _multiply(_floordiv(flipped, b), -1))
+    if not more and coefficient == 1 and len(first) == 1 and first[0][1] == 1:
+        atom = first[0][0]
+        inner = atom.args[1] if atom.fn == "//" else 0
+        if isinstance(inner, int) and inner > 0:  # ⌊(⌊x / c⌋ + r) / b⌋ = ⌊(x + c·r) / (c·b)⌋
+            return _floordiv(_add(atom.args[0], offset * inner), inner * b)
+    return _atom("//", rest, b)
 
 
 def _mod(a: Dim, b: Dim) -> Dim:
     if b == 0:
         raise ZeroDivisionError(f"remainder of the dimension {a} by zero")
-    if isinstance(a, int) and isinstance(b, int):
-        return a % b
-    if _exact(a, b) is not None:
-        return 0
-    _, rest = _split(a, b)
-    return rest % b if isinstance(rest, int) and isinstance(b, int) else _atom("%", rest, b)
+    return _add(a, _multiply(_multiply(b, _floordiv(a, b)), -1))
 
 
 def _split(a: Dim, b: Dim) -> tuple[Dim, Dim]:
@@ -270,8 +327,6 @@ def _split(a: Dim, b: Dim) -> tuple[Dim, Dim]:
 def _atom_low(atom: Atom) -> int | None:
     if not atom.fn:
         return 1
-    if atom.fn == "%":
-        return 0 if isinstance(atom.args[1], int) and atom.args[1] > 0 else None
     lows = [lower_bound(a) for a in atom.args]
     known = [low for low in lows if low is not None]
     if atom.fn == "//":
@@ -291,6 +346,44 @@ def lower_bound(d: Dim) -> int | None:
 
 @lru_cache(maxsize=1 << 16)
 def _lower_bound(d: SymDim) -> int | None:
+    bounds = [_termwise_bound(d), _bound_without_floors(d), *_bounds_of_choices(d)]
+    return max((low for low in bounds if low is not None), default=None)
+
+
+def _bound_without_floors(d: SymDim) -> int | None:
+    """By x - c + 1 <= c*(x // c) <= x, so that 8*(x // 8) never is more than x."""
+    scale = math.lcm(*(_floor_divisor(atom) for monomial, _ in d.terms for atom, _ in monomial))
+    total: Dim = 0
+    found = False
+    for monomial, coefficient in d.terms:
+        term: Dim = coefficient * scale
+        floors = [atom for atom, power in monomial if power == 1 and _floor_divisor(atom) > 1]
+        others = tuple((atom, power) for atom, power in monomial if atom not in floors[:1])
+        if floors and all((_atom_low(atom) or -1) >= 0 for atom, _ in others):
+            (top, bottom), monomial, found = floors[0].args, others, True
+            assert isinstance(bottom, int)
+            term = _multiply(term // bottom, _add(top, 1 - bottom) if coefficient > 0 else top)
+        total = _add(total, _multiply(term, _make({monomial: 1})))
+    low = lower_bound(total) if found else None
+    return None if low is None else -(-low // scale)
+
+
+def _floor_divisor(atom: Atom) -> int:
+    bottom = atom.args[1] if atom.fn == "//" else 1
+    return bottom if isinstance(bottom, int) and bottom > 0 else 1
+
+
+def _bounds_of_choices(d: SymDim) -> Iterator[int | None]:
+    """By min(x, y) <= x and min(x, y) <= y, and by their like for max."""
+    for monomial, coefficient in d.terms:
+        if len(monomial) == 1 and monomial[0][1] == 1 and monomial[0][0].fn == ("max" if coefficient > 0 else "min"):
+            rest = _add(d, _make({monomial: -coefficient}))
+            for argument in monomial[0][0].args:
+                yield lower_bound(_add(rest, _multiply(argument, coefficient)))
+            return
+
+
+def _termwise_bound(d: SymDim) -> int | None:
     shifted: Dim = 0
     for monomial, coefficient in d.terms:
         term: Dim = coefficient
@@ -351,6 +444,15 @@ def symbols(d: Dim) -> frozenset[str]:
     return frozenset(found)
 
 
+def symbol_and_offset(d: SymDim) -> tuple[str, int]:
+    """``name`` and ``c`` of a dimension of the form name + c, from which name can be read off; "" for another form."""
+    (monomial, coefficient), *rest = d.terms
+    plain = coefficient == 1 and len(monomial) == 1 and monomial[0][1] == 1 and not monomial[0][0].fn
+    if not plain or any(m for m, _ in rest):
+        return "", 0
+    return monomial[0][0].name, sum(c for _, c in rest)
+
+
 _FUNCTIONS = {"//": _floordiv, "%": _mod, "min": dim_min, "max": dim_max}
 
 
@@ -387,8 +489,8 @@ def _evaluate_atom(atom: Atom, sizes: Mapping[str, int]) -> int:
     if not atom.fn:
         return int(sizes[atom.name])
     args = [evaluate_dim(a, sizes) for a in atom.args]
-    if atom.fn in ("//", "%"):
-        return args[0] // args[1] if atom.fn == "//" else args[0] % args[1]
+    if atom.fn == "//":
+        return args[0] // args[1]
     return max(args) if atom.fn == "max" else min(args)
 
 
@@ -398,7 +500,7 @@ def parse_dim(text: str) -> Dim:
         tree = ast.parse(text.strip(), mode="eval").body
         return _from_ast(tree)
     except (SyntaxError, ValueError, RecursionError, KeyError, ZeroDivisionError) as error:
-        raise ParseError(f"not a dimension: {text!r}") from error
+        raise ParseError(f"not a dimension: {text[:200]!r}") from error
 
 
 def _from_ast(tree: ast.expr) -> Dim:

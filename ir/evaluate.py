@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .dims import SymDim, evaluate_dim
+from .dims import SymDim, evaluate_dim, symbol_and_offset
 from .errors import AttncError, InputError
 from .graph import Graph, Node, State, Value
 from .operator import Array, Run
@@ -117,9 +117,9 @@ def bind_sizes(type: TensorType, shape: Sequence[int], sizes: dict[str, int], wh
         raise InputError(f"{what} must be {type}, not of shape {list(shape)}")
     for axis, (d, n) in enumerate(zip(type.shape, shape, strict=True)):
         if isinstance(d, SymDim):
-            name = d.text
-            if name.isidentifier() and name not in sizes:
-                sizes[name] = int(n)
+            name, offset = symbol_and_offset(d)
+            if name and name not in sizes:
+                sizes[name] = int(n) - offset
                 continue
             try:
                 expected = evaluate_dim(d, sizes)

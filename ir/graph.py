@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import ArrayLike
 
 from .attributes import AttrValue
-from .dims import symbols
+from .dims import SymDim, symbols
 from .errors import ModelError, VerifyError
 from .operator import Call, Operator
 from .tensor import Tensor
@@ -412,21 +412,39 @@ class Graph:
         self._values[value.name] = value
 
     def remove_unused(self) -> int:
-        """Takes out every node and constant that no output and no state needs; gives the number of nodes."""
+        """Takes out every node and constant that no output and no state needs; gives the number of nodes. A node whose
+        result a size is learnt from is needed by what mentions the size."""
         read = {id(output.value) for output in self.outputs}
+        learnt = self._learnt_sizes()
+        wanted: set[str] = set()
         removed = 0
         node = self._last
         while node is not None:
             previous = node._previous
             needed = node.op.has_effect or any(v._uses or id(v) in read for v in node.outputs)
-            if not needed:
+            if not needed and wanted.isdisjoint(learnt.get(node, ())):
                 self.remove(node)
                 removed += 1
+            elif learnt:
+                wanted |= _sizes_of(node)
             node = previous
         for value in self.constants:
             if not value._uses and id(value) not in read:
                 del self._values[value.name]
         return removed
+
+    def _learnt_sizes(self) -> dict[Node, set[str]]:
+        """The sizes that no input and no state gives, at the first node whose results mention them."""
+        known = set(self.size_names())
+        learnt: dict[Node, set[str]] = {}
+        for node in self.nodes:
+            for value in node.outputs:
+                for d in value.type.shape:
+                    fresh = symbols(d) - known if not isinstance(d, int) else frozenset()
+                    if fresh:
+                        learnt.setdefault(node, set()).update(fresh)
+                        known |= fresh
+        return learnt
 
     def copy(self) -> Graph:
         """A deep copy; constants share their data."""
@@ -463,6 +481,19 @@ class Graph:
                 raise VerifyError(f"{value} is read before it is made")
             mapping[value] = self.add_constant(value.constant, value.name)
         return mapping[value]
+
+
+def _sizes_of(node: Node) -> set[str]:
+    """The sizes that a node's attributes and results mention."""
+    found: set[str] = set()
+    for attribute in node.attrs.values():
+        for item in attribute if isinstance(attribute, tuple) else (attribute,):
+            if isinstance(item, SymDim):
+                found |= symbols(item)
+    for value in node.outputs:
+        for d in value.type.shape:
+            found |= symbols(d)
+    return found
 
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.$/:-]*[A-Za-z0-9_.$/-]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -37,9 +38,9 @@ def _names_are_unique(graph: Graph) -> Iterator[Problem]:
         if value.name in seen or graph.values.get(value.name) is not value:
             yield node, f"the name {value.name} does not stand for one value"
         seen.add(value.name)
-    names = [output.name for output in graph.outputs]
-    for name in {n for n in names if names.count(n) > 1}:
-        yield None, f"two outputs are called {name}"
+    for name, count in Counter(output.name for output in graph.outputs).items():
+        if count > 1:
+            yield None, f"two outputs are called {name}"
 
 
 def _uses_are_right(graph: Graph) -> Iterator[Problem]:

@@ -21,6 +21,8 @@ ROOMS: dict[str, frozenset[str]] = {
     "driver": frozenset({"ir", "frontends", "passes", "backends"}),
 }
 FACADE = frozenset({"ir", "driver"})  # what the root's own files may import
+# Files of a room that play a user's part: they may import the facade itself, and nothing behind it.
+USERS = frozenset({"backends/conformance.py"})
 OUTSIDE = ("tests", "examples", "docs", "tools")  # free to import anything of attnc, by its full name
 
 # What `import attnc` must leave alone: each costs tens or hundreds of milliseconds, or may not be installed.
@@ -52,6 +54,8 @@ def fault(path: Path, level: int, name: str) -> str | None:
         if first in ROOMS or first in OUTSIDE:
             return f"{first!r} is found only from the repository's root: it is attnc.{first}"
         if first != "attnc" or outside:
+            return None
+        if path.as_posix() in USERS and name == "attnc":
             return None
         if room is not None:
             return f"rooms import each other relatively, not as {name!r}"
@@ -108,6 +112,8 @@ def test_every_room_has_a_rule() -> None:
         ("driver/cli.py", "from ..tests import samples", "rooms do not import the root"),
         ("driver/cli.py", "from ...elsewhere import x", "leaves the package"),
         ("driver/cli.py", "import passes", "attnc.passes"),
+        ("backends/conformance.py", "from attnc.driver import load", "relatively"),
+        ("backends/ort/run.py", "import attnc", "relatively"),
         ("examples/one.py", "from ir import Graph", "attnc.ir"),
         ("examples/one.py", "from .two import x", "full name"),
         ("__init__.py", "from .ir import Graph", "full name"),
@@ -129,6 +135,7 @@ def test_a_forbidden_import_is_named(tmp_path: Path, file: str, line: str, reaso
         ("ir/graph.py", "from .types import TensorType\nimport numpy, onnx.helper"),
         ("ir/ops/shape.py", "from ..types import TensorType\nfrom . import linalg\nfrom ... import ir"),
         ("backends/ort/run.py", "from ..onnx import export\nfrom ...ir import Graph"),
+        ("backends/conformance.py", "import attnc\nfrom ..ir import Graph"),
         ("driver/cli.py", "from ..passes import fuse\nfrom .. import backends"),
         ("__init__.py", "from attnc.driver import compile"),
         ("tests/test_x.py", "from attnc.passes import fuse\nimport attnc"),

@@ -231,7 +231,7 @@ class Emitter:
         used = type_for(op_type, given, self.dialect, position)
         if used is None:
             raise self.unsupported(f"ONNX's {op_type} (opset {self.dialect.opset}) does not take {given}")
-        cast = [self.cast(r, used) if r.dtype is given else r for r in inputs]
+        cast = [self.cast(r, used) if k >= position and r.dtype is given else r for k, r in enumerate(inputs)]
         result = self.node(op_type, *cast, dtype=dtype or used, **attrs)
         return result if dtype is not None else self.cast(result, given)
 

@@ -37,6 +37,8 @@ def _reduce(op_type: str) -> Emission:
             result = e.compute(op_type, wide, e.ints(found), keepdims=keep)
         else:
             result = e.compute(op_type, wide, axes=found, keepdims=keep)
+        if node.op.name == "reduce_any":  # the largest of no numbers is the lowest one
+            return e.node("Greater", result, e.number(0, result.dtype), dtype=DType.BOOL)
         return e.cast(result, x.dtype)
 
     return Emission(emit)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...ir import Dim, DType, SymDim, symbols
-from ...ir.dims import Atom, lower_bound
+from ...ir import Dim, DType, SymDim, symbol, symbols
+from ...ir.dims import Atom, lower_bound, symbol_and_offset
 
 if TYPE_CHECKING:
     from .emitter import Emitter, Ref
@@ -27,11 +27,12 @@ class Sizes:
     def learn(self, ref: Ref) -> None:
         """Notes which sizes the shape of a tensor gives."""
         for axis, d in enumerate(ref.shape):
-            if isinstance(d, SymDim) and d.text.isidentifier():
-                self._origin.setdefault(d.text, (ref, axis))
+            name = symbol_and_offset(d)[0] if isinstance(d, SymDim) else ""
+            if name:
+                self._origin.setdefault(name, (ref, axis))
 
     def never_zero(self, d: Dim) -> bool:
-        return d != 0 and not symbols(d) & self.may_be_zero
+        return (lower_bound(d) or 0) > 0 and not symbols(d) & self.may_be_zero
 
     def knows(self, d: Dim) -> bool:
         """Whether the size can be computed from what has been made so far."""
@@ -101,8 +102,6 @@ class Sizes:
         if atom.fn in ("min", "max"):
             return self._apply("Min" if atom.fn == "min" else "Max", *operands)
         top, bottom = atom.args
-        if atom.fn == "%":
-            return self._apply("Mod", *operands)
         if (lower_bound(top) or -1) >= 0 and (lower_bound(bottom) or 0) > 0:
             return self._apply("Div", *operands)
         # Div rounds towards zero and Mod has the divisor's sign, so this is the floor.
@@ -115,14 +114,17 @@ class Sizes:
             raise e.unsupported(
                 f"the size {name} cannot be computed: no input, state or result has an axis of that size alone"
             )
-        d = next(s for s in self._origin[name][0].shape if str(s) == name)
-        if d in self._known:
-            return self._known[d]
+        size = symbol(name)
+        if size in self._known:
+            return self._known[size]
         ref, axis = self._origin[name]
         if e.dialect.opset >= 15:
             found = e.node("Shape", ref, start=axis, end=axis + 1, dtype=DType.INT64, shape=(1,), hint=name)
         else:
             whole = e.node("Shape", ref, dtype=DType.INT64, shape=(len(ref.shape),))
             found = e.node("Gather", whole, e.ints([axis]), axis=0, shape=(1,), hint=name)
-        self._known[d] = e.share(found)
-        return found
+        shown = ref.shape[axis]
+        self._known[shown] = e.share(found)
+        if shown != size:
+            self._known[size] = e.share(self._apply("Add", found, self.one(size - shown)))
+        return self._known[size]

@@ -23,11 +23,11 @@ def _heads(context: Context, position: int, name: str) -> Value:
 
 
 def _attention(context: Context) -> list[Result]:
-    """Scores scale · q·k, softcap, the mask added or applied, softmax, and the values' weighted sum."""
+    """Scores scale · q·k, softcap, the mask added or applied, softmax, and the values' weighted sum; the scores at one
+    of these stages on demand."""
     b = context.b
-    wants_weights = context.wants(3)
-    if wants_weights and context.int_attr("qk_matmul_output_mode", 0) != 3:
-        raise context.unsupported("the scores before the softmax as a result (qk_matmul_output) are not known")
+    stage = context.int_attr("qk_matmul_output_mode", 0)
+    wants_weights = context.wants(3) and stage == 3
     flat = len(context.shape(0)) == 3
     q = _heads(context, 0, "q_num_heads")
     k, v = (_heads(context, position, "kv_num_heads") for position in (1, 2))
@@ -48,7 +48,7 @@ def _attention(context: Context) -> list[Result]:
     loads: list[str] = []
     conditions: list[str] = []
     softcap = context.float_attr("softcap", 0.0)
-    score = f"{softcap!r} * tanh(s / {softcap!r})" if softcap > 0 else "s"
+    score = capped = f"{softcap!r} * tanh(s / {softcap!r})" if softcap > 0 else "s"
     if context.has(3):
         mask, index = _mask(context, q, k)
         operands.append(mask)
@@ -63,11 +63,13 @@ def _attention(context: Context) -> list[Result]:
         loads.append("lengths")
         conditions.append("j < lengths[b]")
         offset = "lengths[b] - n" if not context.has(4) else offset
+    causal = ""
     if context.int_attr("is_causal", 0):
+        causal = "j <= i" if offset == "0" else f"j <= i + {offset}"
         if "lengths" in offset:
-            conditions.append(f"j <= i + {offset}")
+            conditions.append(causal)
         else:
-            attrs["mask"] = "j <= i" if offset == "0" else f"j <= i + {offset}"
+            attrs["mask"] = causal
     left, right = (context.int_attr(f"{side}_window_size", -1) for side in ("left", "right"))
     if left >= 0:
         conditions.append(f"i + {offset} - {left} <= j")
@@ -78,6 +80,18 @@ def _attention(context: Context) -> list[Result]:
     if score != "s":
         attrs["score"] = score
     out, *weights = b.multi("attention", q, k, v, *operands, loads=tuple(loads), weights=wants_weights, **attrs)
+    if context.wants(3) and not wants_weights:
+        seen = " and ".join(dict.fromkeys([*conditions, causal] if causal else conditions))
+        biased = f"where({seen}, {score}, -inf)" if seen else score
+        wanted = {0: "s", 1: capped, 2: biased}.get(stage)
+        if wanted is None:
+            raise context.error(f"qk_matmul_output_mode is 0 to 3, not {stage}")
+        # The scores are the weights of an attention that does not normalise them.
+        read = {name: x for name, x in zip(loads, operands, strict=True) if f"{name}[" in wanted}
+        weights = [
+            b.multi("attention", q, k, v, *read.values(), loads=tuple(read), scale=scale, score=wanted,
+                    normalise="none", weights=True)[1]
+        ]  # fmt: skip
     if flat:
         batch, heads, length, size = out.shape
         out = b.reshape(b.transpose(out, (0, 2, 1, 3)), (batch, length, heads * size))

@@ -10,7 +10,7 @@ from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto
 
 from ...ir import DType, SymDim, TensorType
 
-__all__ = ["find_body", "has_body"]
+__all__ = ["find_body", "has_body", "most_operands"]
 
 _CODES: dict[DType, int] = {d: getattr(TensorProto, str(d).upper(), TensorProto.UNDEFINED) for d in DType}
 _CODES |= {DType.FLOAT32: TensorProto.FLOAT, DType.FLOAT64: TensorProto.DOUBLE}
@@ -28,6 +28,12 @@ def has_body(node: NodeProto, version: int) -> bool:
     """Whether the standard defines the operator by others."""
     schema = _schema(node, version)
     return schema is not None and (schema.has_function or schema.has_context_dependent_function)
+
+
+def most_operands(node: NodeProto, version: int) -> int | None:
+    """How many operands the operator takes, where the standard defines it."""
+    schema = _schema(node, version)
+    return None if schema is None else int(schema.max_input)
 
 
 def find_body(

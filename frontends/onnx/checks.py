@@ -6,22 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import onnx
-from onnx import FunctionProto, NodeProto
+from onnx import NodeProto
 
 from ...ir import ModelError, UnsupportedError
-from .bodies import has_body
+from .bodies import has_body, most_operands
 from .files import Model
+from .order import node_title
+from .structure import Functions, plain_domain
 from .table import HANDLERS
 
-__all__ = ["Functions", "check_operators", "check_version", "plain_domain"]
-
-Functions = Mapping[tuple[str, str, str], FunctionProto]
-"""(domain, name, overload) → local function."""
-
-
-def plain_domain(domain: str) -> str:
-    """The domain, with the long name of the standard one shortened to nothing."""
-    return "" if domain == "ai.onnx" else domain
+__all__ = ["check_operators", "check_version"]
 
 
 def check_version(model: Model, version: int) -> None:
@@ -37,8 +31,12 @@ def check_version(model: Model, version: int) -> None:
 
 
 def check_operators(model: Model, functions: Functions, opsets: Mapping[str, int]) -> None:
-    """Raises UnsupportedError that lists every operator that has no handler and no function body."""
+    """Raises UnsupportedError that lists every operator that has no handler and no function body, with the number of
+    its nodes and the first of them, the most frequent first; and ModelError for a node with more operands than its
+    operator takes, of which some would be ignored."""
     missing: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], str] = {}
+    known: dict[tuple[str, str, int], tuple[bool, int | None]] = {}
     pending: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [(model.proto.graph.node, opsets)]
     seen: set[tuple[str, str, str]] = set()
     while pending:
@@ -54,14 +52,31 @@ def check_operators(model: Model, functions: Functions, opsets: Mapping[str, int
                 pending += [(a.g.node, versions) for a in node.attribute if a.HasField("g")]
             if local in functions:
                 continue
-            if key not in HANDLERS and not has_body(node, versions.get(key[0], 0)):
+            version = versions.get(key[0], 0)
+            if (*key, version) not in known:
+                known[*key, version] = (key in HANDLERS or has_body(node, version), most_operands(node, version))
+            is_known, most = known[*key, version]
+            if most is not None and len(node.input) > most:
+                raise ModelError(
+                    f"{model.label}: node {node_title(node)} has {len(node.input)} operands; its operator takes {most}"
+                )
+            if not is_known:
                 missing[key] += 1
+                first.setdefault(key, node_title(node).rpartition(" (")[0])
     if missing:
-        listed = ", ".join(
-            f"{count} × {domain + '.' if domain else ''}{op}" for (domain, op), count in sorted(missing.items())
-        )
+        count = sum(missing.values())
         raise UnsupportedError(
-            f"{model.label} uses operators that attnc does not know: {listed}. "
+            f"{model.label} uses {len(missing)} operator{'s' * (len(missing) > 1)} that attnc does not know, in "
+            f"{count} node{'s' * (count > 1)}: {_listed(missing, first)}. "
             "Export the model with other settings (a plain opset 18 export without contrib operators), or make these "
             "operators functions of the model (onnx local functions)"
         )
+
+
+def _listed(missing: Counter[tuple[str, str]], first: Mapping[tuple[str, str], str]) -> str:
+    """On one line where it is short, else one operator a line."""
+    parts = [
+        f"{count} × {domain + '.' if domain else ''}{op} ({'first ' if count > 1 else ''}{first[domain, op]})"
+        for (domain, op), count in sorted(missing.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    return ", ".join(parts) if len(parts) <= 4 else "\n  " + "\n  ".join(parts) + "\n"

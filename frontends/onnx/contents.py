@@ -7,9 +7,10 @@ the importer then builds nodes as for any other tensor.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,23 +43,30 @@ def as_content(data: Any, shape: Sequence[int] | None = None) -> Content:
     return result if shape is None else result.reshape(shape)
 
 
+def _small(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape, before anything of it is made. Raises Undecided for one that no content has."""
+    if any(d < 0 for d in shape) or math.prod(shape) > CONTENT_LIMIT:
+        raise Undecided
+    return tuple(int(d) for d in shape)
+
+
 def _each(fn: Callable[..., Any], *arrays: Content) -> Content:
     result = np.frompyfunc(fn, len(arrays), 1)(*arrays)
     return result if isinstance(result, np.ndarray) else as_content(result)
 
 
-def _divide(a: Dim, b: Dim) -> Dim:
+def _divide(context: Context, a: Dim, b: Dim) -> Dim:
     """Integer division towards zero."""
+    if b == 0:
+        raise Undecided
     if isinstance(a, int) and isinstance(b, int):
-        if b == 0:
-            raise Undecided
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-    if (lower_bound(a) or 0) < 0 or lower_bound(a) is None or (lower_bound(b) or 0) < 1:
-        exact = a // b if b != 0 else None
-        if exact is None or exact * b != a:
-            raise Undecided
-        return exact
-    return a // b
+    if (a // b) * b == a:
+        return a // b
+    if (lower_bound(b) or 0) < 1:
+        raise Undecided
+    positive = context.sizes.maximum(a, 0)  # a or, where a is negative, 0
+    return positive // b - (positive - a) // b
 
 
 def _modulo(a: Dim, b: Dim) -> Dim:
@@ -67,8 +75,8 @@ def _modulo(a: Dim, b: Dim) -> Dim:
     return a % b
 
 
-def _truncated_modulo(a: Dim, b: Dim) -> Dim:
-    return a - _divide(a, b) * b
+def _truncated_modulo(context: Context, a: Dim, b: Dim) -> Dim:
+    return a - _divide(context, a, b) * b
 
 
 def _power(a: Dim, b: Dim) -> Dim:
@@ -116,7 +124,6 @@ _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add,
     "Sub": operator.sub,
     "Mul": operator.mul,
-    "Div": _divide,
     "Pow": _power,
     "Equal": _equal,
     "Less": lambda a, b: not _at_least(a, b),
@@ -202,7 +209,8 @@ def _reshape(context: Context) -> Content:
 
 
 def _expand(context: Context) -> Content:
-    shape = np.broadcast_shapes(context.content(0).shape, tuple(int(d) for d in context.numbers(1)))
+    wanted = _small([int(d) for d in context.numbers(1)])
+    shape = _small(np.broadcast_shapes(context.content(0).shape, wanted))
     return as_content(np.broadcast_to(context.content(0), shape))
 
 
@@ -214,11 +222,16 @@ def _fill(context: Context) -> Content:
     value = context.tensor_attr("value")
     if value is None or value.dtype.kind not in "iub":
         raise Undecided
-    return np.full(tuple(int(d) for d in context.numbers(0)), value.reshape(-1)[0].item(), object)
+    return np.full(_small([int(d) for d in context.numbers(0)]), value.reshape(-1)[0].item(), object)
 
 
 def _mod(context: Context) -> Content:
-    return _each(_truncated_modulo if context.int_attr("fmod", 0) else _modulo, context.content(0), context.content(1))
+    rule = partial(_truncated_modulo, context) if context.int_attr("fmod", 0) else _modulo
+    return _each(rule, context.content(0), context.content(1))
+
+
+def _div(context: Context) -> Content:
+    return _each(partial(_divide, context), context.content(0), context.content(1))
 
 
 def _reduction(fold: Callable[[Context, Any, Any], Any], empty: Any) -> Callable[[Context], Content]:
@@ -262,12 +275,28 @@ def _transpose(context: Context) -> Content:
     return np.transpose(context.content(0), context.ints_attr("perm"))
 
 
+def _one_hot(context: Context) -> Content:
+    """``on`` at the position that an index names (from the end for a negative one), ``off`` elsewhere."""
+    indices, depth, values = context.numbers(0), int(context.numbers(1).reshape(-1)[0]), context.content(2)
+    axis = context.int_attr("axis", -1) % (indices.ndim + 1)
+    if not 0 <= max(indices.size, 1) * depth <= CONTENT_LIMIT:
+        raise Undecided
+    place = np.arange(depth).reshape(-1, *(1,) * (indices.ndim - axis))
+    found = np.expand_dims(np.where(indices < 0, indices + depth, indices), axis) == place
+    return as_content(np.where(found, values[1], values[0]))
+
+
 def _tile(context: Context) -> Content:
-    return np.tile(context.content(0), [int(d) for d in context.numbers(1)])
+    x, repeats = context.content(0), [int(d) for d in context.numbers(1)]
+    if len(repeats) != x.ndim:
+        raise context.error(f"tiles {x.ndim} axes, but has {len(repeats)} numbers of repeats")
+    _small([d * r for d, r in zip(x.shape, repeats, strict=True)])
+    return np.tile(x, repeats)
 
 
 RULES: Mapping[str, Callable[[Context], Content]] = {
     **{name: _elementwise(name) for name in (*_UNARY, *_BINARY)},
+    "Div": _div,
     "Mod": _mod,
     "Cast": _cast,
     "CastLike": _cast,
@@ -282,6 +311,7 @@ RULES: Mapping[str, Callable[[Context], Content]] = {
     "ConstantOfShape": _fill,
     "Transpose": _transpose,
     "Tile": _tile,
+    "OneHot": _one_hot,
     "Max": _extreme(True),
     "Min": _extreme(False),
     "ReduceSum": _reduction(lambda context, a, b: a + b, 0),

@@ -13,6 +13,7 @@ from onnx import AttributeProto
 
 from ...ir import Builder, Dim, DType, Graph, ModelError, Shape, SymDim, Tensor, TensorType, UnsupportedError, Value
 from .contents import CONTENT_LIMIT, Content, Undecided, as_content
+from .entries import entry_of
 from .files import Model, element_type, tensor_array
 from .sizes import Sizes
 
@@ -144,14 +145,38 @@ class Context:
         return content.astype(np.int64)
 
     def dims(self, position: int, what: str) -> list[Dim]:
-        """A vector (or a number) of sizes. Raises UnsupportedError when it depends on data."""
+        """A vector (or a number) of sizes. What is computed from data becomes a size that a run learns, and that must
+        be at least 0. Raises UnsupportedError when the number of sizes is not known."""
         try:
             return [_as_dim(entry) for entry in self.content(position).reshape(-1)]
         except Undecided:
-            raise self.unsupported(
-                f"{what} ({self.item(position).name}) is computed from data, not from sizes; "
-                "export the model with sizes that follow from its inputs' shapes"
-            ) from None
+            entries = self.entries(position, what)
+            return [self.data_size(e, f"{what}_{k}") if isinstance(e, Value) else e for k, e in enumerate(entries)]
+
+    def entries(self, position: int, what: str) -> list[Dim | Value]:
+        """A vector (or a number) of integers: each as a size where it follows from sizes, else as an int64 scalar."""
+        try:
+            return [_as_dim(entry) for entry in self.content(position).reshape(-1)]
+        except Undecided:
+            pass
+        type = self.item(position).type
+        if type.dtype.is_float or type.rank > 1 or not isinstance(type.size, int) or type.size > CONTENT_LIMIT:
+            raise self.unsupported(f"{what} ({self.item(position).name}) is {type}, computed from data")
+        value = self.value(position)
+        return [entry_of(self.b, value, k) for k in range(type.size)]
+
+    def data_size(self, number: Value, what: str) -> Dim:
+        """A number that is computed from data as a size."""
+        number = self.b.reshape(self.b.cast(number, DType.INT64), ())
+        if number.constant is not None:
+            return int(number.constant.array)
+        for use in number.uses:  # one number is one size
+            if use.node.op.name == "extent":
+                found: Dim = use.node.attr("size")
+                return found
+        size = self.sizes.data(f"{self.label}_{what}")
+        self.b("extent", number, size=size)
+        return size
 
     def ints(self, position: int, what: str) -> list[int]:
         """A vector (or a number) of integers. Raises UnsupportedError when it is not constant."""
@@ -173,6 +198,11 @@ class Context:
         return item.tensor is not None or (
             content is not None and not any(isinstance(entry, SymDim) for entry in content.reshape(-1))
         )
+
+    def is_computed(self, position: int) -> bool:
+        """Whether the operand depends on data: it is neither constant nor made of sizes."""
+        item = self.item(position)
+        return item.tensor is None and item.entries() is None
 
     # -- operands that once were attributes ------------------------------------------------------------------
 
@@ -250,25 +280,33 @@ class Context:
         found = self._attributes.get(name)
         return None if found is None else onnx.helper.get_attribute_value(found)
 
-    def int_attr(self, name: str, default: int) -> int:
+    def _typed(self, name: str, *types: int) -> Any:
+        """As ``attr``, of one of these types. Raises ModelError for another: its number would be a guess."""
         found = self.attr(name)
+        if found is not None and self._attributes[name].type not in types:
+            kinds = [AttributeProto.AttributeType.Name(t) for t in (self._attributes[name].type, types[0])]
+            raise self.error(f"the attribute {name} has the type {kinds[0]} instead of {kinds[1]}")
+        return found
+
+    def int_attr(self, name: str, default: int) -> int:
+        found = self._typed(name, AttributeProto.INT)
         return default if found is None else int(found)
 
     def float_attr(self, name: str, default: float) -> float:
         """A float attribute as the number that was meant: the shortest decimal that is the same float32."""
-        found = self.attr(name)
+        found = self._typed(name, AttributeProto.FLOAT, AttributeProto.INT)
         return default if found is None else float(str(np.float32(found)))
 
     def str_attr(self, name: str, default: str) -> str:
-        found = self.attr(name)
+        found = self._typed(name, AttributeProto.STRING)
         return default if found is None else found.decode() if isinstance(found, bytes) else str(found)
 
     def ints_attr(self, name: str) -> list[int] | None:
-        found = self.attr(name)
+        found = self._typed(name, AttributeProto.INTS)
         return None if found is None else [int(x) for x in found]
 
     def dtype_attr(self, name: str, default: DType | None = None) -> DType:
-        found = self.attr(name)
+        found = self._typed(name, AttributeProto.INT)
         if found is None:
             if default is None:
                 raise self.error(f"the attribute {name} is missing")
@@ -276,7 +314,7 @@ class Context:
         return element_type(int(found), f"the attribute {name}")
 
     def tensor_attr(self, name: str) -> NDArray[Any] | None:
-        found = self.attr(name)
+        found = self._typed(name, AttributeProto.TENSOR)
         return None if found is None else tensor_array(found, self.model, f"{self.label}, attribute {name}")
 
     def unread_attributes(self) -> list[str]:

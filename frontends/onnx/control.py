@@ -24,6 +24,11 @@ def _if(context: Context) -> Sequence[Result]:
         return context.inline(branches[0 if chosen else 1])
     captured = context.captures(*branches)
     regions = [context.region(branch, [], captured) for branch in branches]
+    for a, b in zip(regions[0].outputs, regions[1].outputs, strict=True):
+        if a.value.type.rank != b.value.type.rank:
+            raise context.unsupported(
+                f"its branches give {a.name} as {a.value.type} and {b.value.type}; only results of one rank are known"
+            )
     differ = [
         d != e
         for a, b in zip(regions[0].outputs, regions[1].outputs, strict=True)
@@ -92,6 +97,8 @@ def _scan(context: Context) -> Sequence[Result]:
     count = context.int_attr("num_scan_inputs", 0)
     values = [context.value(k) for k in range(len(context.items))]
     states = len(values) - count
+    if count < 0 or states < 0:
+        raise context.error(f"num_scan_inputs is {count}, but there are {len(values)} operands")
     axes = context.ints_attr("scan_input_axes") or [0] * count
     slices = [
         v.type.with_shape(tuple(d for k, d in enumerate(v.shape) if k != context.axis(axis, v.type.rank)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import Tensor, Value
+from ...ir import DType, Tensor, Value
 from .context import Context, Handler, Item, Result
 
 __all__ = ["HANDLERS"]
@@ -58,16 +58,21 @@ def _mod(context: Context) -> Value:
 
 
 def _shift(context: Context) -> Value:
-    """By powers of two; a shift of all bits or more gives 0."""
+    """By powers of two. A shift by all bits or more, or by a negative number, leaves copies of the sign on the right
+    and zeros on the left. A negative number goes right as its complement does, which is not negative."""
     x, y = context.value(0), context.value(1)
-    if str(x.dtype)[0] != "u":
-        raise context.unsupported(f"shifts of {x.dtype} are not known, only of unsigned integers")
-    b = context.b
+    b, signed = context.b, not str(x.dtype).startswith("u")
+    zero, none = _scalar(context, 0, x), _scalar(context, 0, y)
     far = b("greater_equal", y, _scalar(context, x.dtype.bits, y))
-    y = b("where", far, _scalar(context, 0, y), y)
-    power = context.b("pow", _scalar(context, 2, x), y)
-    shifted = b("mul" if context.str_attr("direction", "") == "LEFT" else "div", x, power)
-    return b("where", far, _scalar(context, 0, x), shifted)
+    far = b("or", far, b("less", y, none)) if signed else far
+    powers = np.array(1).astype(x.dtype.numpy) << np.arange(x.dtype.bits).astype(x.dtype.numpy)
+    power = b("gather", b.constant(Tensor(powers)), b.cast(b("where", far, none, y), DType.INT64), axis=0)
+    if context.str_attr("direction", "") == "LEFT":
+        return b("where", far, zero, b.mul(x, power))
+    negative = b("less", x, zero) if signed else None
+    plain = x if negative is None else b("where", negative, b("bit_not", x), x)
+    shifted = b("where", far, zero, b.div(plain, power))
+    return shifted if negative is None else b("where", negative, b("bit_not", shifted), shifted)
 
 
 def _clip(context: Context) -> Value:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -13,8 +15,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from ...ir import DType, ModelError, UnsupportedError
+from .external import ExternalFiles
 
-__all__ = ["Model", "element_type", "open_model", "tensor_array", "tensor_shape"]
+__all__ = ["MAX_RANK", "Model", "element_type", "open_model", "tensor_array", "tensor_shape"]
 
 _ELEMENT_TYPES: dict[int, DType] = {
     TensorProto.FLOAT: DType.FLOAT32,
@@ -40,14 +43,20 @@ _TYPED_FIELDS = {
 }
 """Where data lies that is not in raw_data; the other types are in int32_data, 16-bit floats as their bits."""
 
+MAX_RANK = 64
+"""The axes that a NumPy array can have."""
+
+_PROTOBUF_LIMIT = 2**31 - 1
+"""The bytes that a protobuf message can have."""
+
 
 class Model:
-    """An ONNX model, what to call it in messages, and the folder that its external data is relative to."""
+    """An ONNX model, what to call it in messages, and the files that its external data may lie in."""
 
-    def __init__(self, proto: onnx.ModelProto, label: str, folder: Path | None) -> None:
+    def __init__(self, proto: onnx.ModelProto, label: str, path: Path | None) -> None:
         self.proto = proto
         self.label = label
-        self.folder = folder
+        self.external = None if path is None else ExternalFiles(path)
 
 
 def open_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Model:
@@ -56,7 +65,7 @@ def open_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Model:
         model = Model(source, "the ONNX model", None)
     else:
         path = Path(source)
-        model = Model(_parse(path), str(path), path.parent)
+        model = Model(_parse(path), str(path), path)
     if not model.proto.HasField("graph") or not model.proto.graph.output:
         raise ModelError(f"{model.label} holds no ONNX graph with outputs; is it an ONNX model?")
     if not model.proto.opset_import:
@@ -65,22 +74,41 @@ def open_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Model:
 
 
 def _parse(path: Path) -> onnx.ModelProto:
-    if not path.exists():
-        raise ModelError(f"there is no file {path}")
-    if path.is_dir():
-        raise ModelError(f"{path} is a folder, not an ONNX file")
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+        with _open(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _PROTOBUF_LIMIT:
+                raise ModelError(
+                    f"{path} has {size / 2**30:.1f} GB, but an ONNX file can hold 2 at most; is it an ONNX model? "
+                    "Larger ones keep their weights in files beside them (external data)"
+                )
+            data = file.read()
+    except FileNotFoundError as error:
+        raise ModelError(f"there is no file {path}") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not data:
         raise ModelError(f"{path} is empty")
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
     except DecodeError as error:
-        raise ModelError(f"{path} is not an ONNX file, or is cut short or damaged: {error}") from error
+        raise ModelError(
+            f"{path} is not an ONNX file, or is cut short, damaged or nested too deeply: {error}"
+        ) from error
     return proto
+
+
+def _open(path: Path) -> BinaryIO:
+    """Opens a regular file. What could block or never end, such as a pipe or a device, is refused unread."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if path.is_dir():
+        raise ModelError(f"{path} is a folder, not an ONNX file")
+    file = os.fdopen(os.open(path, flags), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ModelError(f"{path} is a pipe, socket or device, not a file")
+    return file
 
 
 def element_type(code: int, what: str) -> DType:
@@ -97,58 +125,46 @@ def tensor_shape(proto: TensorProto) -> tuple[int, ...]:
 
 
 def tensor_array(proto: TensorProto, model: Model, name: str = "") -> NDArray[Any]:
-    """The data of a tensor: a view of the file's bytes or a memory map. Raises ModelError that names the tensor."""
+    """The data of a tensor: a view of the file's bytes or of a memory map. Raises ModelError that names the tensor."""
     what = f"{model.label}: tensor {name or proto.name or '(unnamed)'}"
     dtype = element_type(proto.data_type, what)
     shape = tensor_shape(proto)
     if any(d < 0 for d in shape):
         raise ModelError(f"{what} has the negative shape {list(shape)}")
-    count = int(np.prod(shape, dtype=np.int64))
-    stored = dtype.numpy.newbyteorder("<") if dtype is not DType.BFLOAT16 else dtype.numpy
+    if len(shape) > MAX_RANK:
+        raise UnsupportedError(f"{what} has {len(shape)} axes; NumPy knows up to {MAX_RANK}")
+    if proto.HasField("segment"):
+        raise UnsupportedError(f"{what} is stored in segments, which no released version of ONNX defines")
+    count = math.prod(shape)
     if proto.data_location == TensorProto.EXTERNAL:
-        return _external(proto, model, what, dtype, shape, count)
+        if model.external is None:
+            raise ModelError(f"{what} lies in an external file: load the model from its path")
+        raw = model.external.read(proto, what, f"{dtype}{list(shape)}", count * dtype.numpy.itemsize)
+        return _viewed(raw, dtype, shape)
     if proto.HasField("raw_data"):
         data = proto.raw_data
-        if len(data) != count * stored.itemsize:
-            raise ModelError(
-                f"{what} holds {len(data)} bytes, but {dtype}{list(shape)} needs {count * stored.itemsize}"
-            )
-        return np.frombuffer(data, stored).reshape(shape)
+        needed = count * dtype.numpy.itemsize
+        if len(data) != needed:
+            raise ModelError(f"{what} holds {len(data)} bytes, but {dtype}{list(shape)} needs {needed}")
+        return _viewed(np.frombuffer(data, np.uint8), dtype, shape)
     field = getattr(proto, _TYPED_FIELDS.get(dtype, "int32_data"))
     if len(field) != count:
         raise ModelError(f"{what} holds {len(field)} elements, but {dtype}{list(shape)} needs {count}")
     if dtype in (DType.FLOAT16, DType.BFLOAT16):
-        return np.array(field, np.uint16).view(stored).reshape(shape)
-    return np.array(field, dtype.numpy).reshape(shape)
+        return _viewed(np.array(field, np.uint16).view(np.uint8), dtype, shape)
+    values = np.array(field)
+    array = values.astype(dtype.numpy)
+    if dtype.is_integer and not np.array_equal(array, values):
+        raise ModelError(f"{what} holds numbers that are no {dtype}")
+    shaped: NDArray[Any] = array.reshape(shape)
+    return shaped
 
 
-def _external(
-    proto: TensorProto, model: Model, what: str, dtype: DType, shape: tuple[int, ...], count: int
-) -> NDArray[Any]:
-    entries = {entry.key: entry.value for entry in proto.external_data}
-    location = entries.get("location", "")
-    if model.folder is None:
-        raise ModelError(f"{what} lies in the external file {location!r}: load the model from its path")
-    # The location is a POSIX path by the standard; a backslash would be a folder on Windows only.
-    parts = location.replace("\\", "/").split("/")
-    if not location or location.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
-        raise ModelError(f"{what} names the external file {location!r}, which is not inside the model's folder")
-    path = model.folder / location
-    if not path.is_file():
-        raise ModelError(f"{what} lies in the external file {path}, which is missing; keep it beside the model")
-    if not path.resolve().is_relative_to(model.folder.resolve()):
-        raise ModelError(f"{what} names the external file {location!r}, a link that leaves the model's folder")
-    needed = count * dtype.numpy.itemsize
-    try:
-        offset = int(entries.get("offset") or 0)
-        length = int(entries.get("length") or needed)
-    except ValueError as error:
-        raise ModelError(f"{what} has an external offset or length that is not a number: {error}") from error
-    if length != needed:
-        raise ModelError(f"{what} has {length} bytes in {path}, but {dtype}{list(shape)} needs {needed}")
-    if offset < 0 or offset + needed > path.stat().st_size:
-        raise ModelError(f"{what} reaches byte {offset + needed} of {path}, which has only {path.stat().st_size}")
-    if not count:
-        return np.zeros(shape, dtype.numpy)
-    raw = np.memmap(path, np.uint8, "r", offset, (needed,))
-    return raw.view(dtype.numpy).reshape(shape)
+def _viewed(raw: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Little-endian bytes as an array of ``dtype``."""
+    if dtype is DType.BOOL:
+        array: NDArray[Any] = np.not_equal(raw, 0)  # a byte other than 0 and 1 is no NumPy bool
+    else:
+        array = raw.view(dtype.numpy if dtype is DType.BFLOAT16 else dtype.numpy.newbyteorder("<"))
+    shaped: NDArray[Any] = array.reshape(shape)
+    return shaped

@@ -26,7 +26,7 @@ class FoldingBuilder(Builder):
         node = outputs[0].producer
         assert node is not None
         foldable = node.operands and not node.regions and not node.op.has_effect
-        if not foldable or not all(_is_small(v) for v in outputs) or not all(_is_folded(v) for v in node.operands):
+        if not foldable or not all(_is_folded(v) for v in node.operands) or not all(_is_small(v) for v in outputs):
             return outputs
         arrays = [None if v is None or v.constant is None else v.constant.array for v in node.inputs]
         run = Run(node.attrs, tuple(v.type for v in outputs), {})

@@ -11,13 +11,14 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from ...ir import AttncError, DType, Graph, ModelError, ShapeError, Tensor, TensorType, UnsupportedError, Value
 from ...ir.dims import Dim, SymDim
 from .bodies import find_body
-from .checks import Functions, check_operators, check_version, plain_domain
+from .checks import check_operators, check_version
 from .contents import CONTENT_LIMIT, RULES, Content, Undecided, fits_dtype
 from .context import Context, Item
 from .files import Model, element_type, open_model, tensor_array
 from .folding import FoldingBuilder
 from .order import execution_order
 from .sizes import Sizes
+from .structure import Functions, check_structure, plain_domain
 from .subgraphs import Names, NodeSubgraphs
 from .table import HANDLERS
 
@@ -29,7 +30,7 @@ _ATTEMPTS = 64
 _DEEPEST = 32
 """How deep functions may call functions."""
 
-_DAMAGE = (ValueError, IndexError, TypeError, KeyError, ArithmeticError, RuntimeError)
+_DAMAGE = (ValueError, IndexError, TypeError, KeyError, AttributeError, ArithmeticError, RuntimeError)
 """What NumPy, onnx and we raise for fields that no valid model has, such as names that are not text (which protobuf
 then gives as bytes)."""
 
@@ -39,11 +40,12 @@ def import_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Graph:
     model = open_model(source)
     try:
         return _import(model)
-    except (*_DAMAGE, AttributeError) as error:
+    except _DAMAGE as error:
         raise ModelError(f"{model.label} is damaged: {error}") from error
 
 
 def _import(model: Model) -> Graph:
+    check_structure(model)
     functions = {(plain_domain(f.domain), f.name, f.overload): f for f in model.proto.functions}
     opsets = {plain_domain(entry.domain): entry.version for entry in model.proto.opset_import}
     check_version(model, opsets.get("", 1))
@@ -55,7 +57,7 @@ def _import(model: Model) -> Graph:
             return Importer(model, functions, opsets, sizes, tensors, model.proto.graph.name).run()
         except _Conflict as conflict:
             if not sizes.resolve(conflict.pair):
-                raise conflict.error from conflict.__cause__
+                raise sizes.explain(conflict.pair, conflict.error) from conflict.__cause__
     raise ModelError(f"{model.label}: the sizes of this model contradict each other: {sizes.equal}")
 
 
@@ -157,7 +159,7 @@ class Importer:
         attributes: Mapping[str, AttributeProto],
         prefix: str,
     ) -> None:
-        for node in execution_order(nodes, set(names), self.model.label):
+        for node in execution_order(nodes, names, self.model.label):
             self._run_node(node, names, opsets, attributes, prefix)
 
     def _run_node(
@@ -270,7 +272,7 @@ class Importer:
         if context.op_type == "ConstantOfShape":
             value = context.tensor_attr("value")
             return DType.FLOAT32 if value is None else Tensor(value).dtype
-        return context.item(1 if context.op_type == "Where" else 0).dtype
+        return context.item({"Where": 1, "OneHot": 2}.get(context.op_type, 0)).dtype
 
     # -- functions -------------------------------------------------------------------------------------------
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...ir import Dim, DType, SymDim, Tensor, Value, at_least, product
+from ...ir import Dim, DType, ShapeError, SymDim, Tensor, Value, at_least, product
 from ...ir.operator import broadcast
 from .contents import as_content
 from .context import INFINITY, Context, Handler, Item, Result
+from .entries import scalar_of
 
 __all__ = ["HANDLERS", "slice_axis"]
 
@@ -26,8 +27,10 @@ def _size(context: Context) -> Item:
 def _reshape(context: Context) -> Value:
     """0 keeps the size of that axis (unless ``allowzero``), -1 takes what is left."""
     x = context.value(0)
-    target = context.dims_argument(1, "shape")
-    if target is None:
+    target: list[Dim | Value] = [*(context.ints_attr("shape") or ())]
+    if context.has(1):
+        target = context.entries(1, "shape")
+    elif context.attr("shape") is None:
         raise context.error("it has no target shape")
     keep = not context.int_attr("allowzero", 0)
     for k, d in enumerate(target):
@@ -35,7 +38,15 @@ def _reshape(context: Context) -> Value:
             if k >= x.type.rank:
                 raise context.error(f"the target {target} keeps axis {k}, but the operand is {x.type}")
             target[k] = x.shape[k]
-    return context.b.reshape(x, _with_rest(context, x, target))
+    computed = [k for k, d in enumerate(target) if isinstance(d, Value)]
+    open_axes = [*computed, *(k for k, d in enumerate(target) if isinstance(d, int) and d == -1)]
+    if len(computed) > 0 and len(open_axes) > 1:
+        shape = [context.sizes.data(f"{context.label}_{k}") if k in open_axes else d for k, d in enumerate(target)]
+        vector = context.b.cast(context.value(1), DType.INT64)
+        return context.b("dynamic_reshape", x, vector, shape=tuple(shape), allow_zero=not keep)
+    # A lone number from data must be what the others leave, whatever the data say.
+    dims: list[Dim] = [-1 if isinstance(d, Value) else d for d in target]
+    return context.b.reshape(x, _with_rest(context, x, dims))
 
 
 def _with_rest(context: Context, x: Value, target: list[Dim]) -> tuple[Dim, ...]:
@@ -91,8 +102,26 @@ def _unsqueeze(context: Context) -> Value:
 
 def _expand(context: Context) -> Value:
     """The target broadcasts too: a size of 1 in it leaves the operand's."""
-    x, target = context.value(0), context.dims(1, "shape")
-    return context.b.expand(x, broadcast(x.shape, target))
+    x, target = context.value(0), context.entries(1, "shape")
+    for place in range(1, min(len(target), x.type.rank) + 1):
+        entry = target[-place]
+        if isinstance(entry, Value):
+            x, target[-place] = _stretch(context, x, x.type.rank - place, entry)
+    dims = [context.data_size(d, f"shape_{k}") if isinstance(d, Value) else d for k, d in enumerate(target)]
+    return context.b.expand(x, broadcast(x.shape, dims))
+
+
+def _stretch(context: Context, x: Value, axis: int, target: Value) -> tuple[Value, Dim]:
+    """``x``, with the axis as long as a computed target says where it was a symbol; and the size it then has."""
+    b, size = context.b, x.shape[axis]
+    if size == 1:
+        return x, context.data_size(target, f"axis_{axis}")
+    if isinstance(size, int):
+        return x, size  # the target must be this or 1
+    # Either may be 1: the positions are 0, 1, … up to the last one there is.
+    length = context.data_size(b("max", target, scalar_of(b, size)), f"axis_{axis}")
+    places = b("min", b("iota", shape=(length,)), scalar_of(b, size - 1))
+    return b("gather", x, places, axis=axis), length
 
 
 def _concat(context: Context) -> Value:
@@ -116,6 +145,8 @@ def _tile(context: Context) -> Value:
 
 def _slice(context: Context) -> Value:
     x = context.value(0)
+    if any(context.has(k) and context.is_computed(k) for k in (1, 2)):
+        return _data_slice(context, x)
     starts, ends, axes, steps = context.slice_bounds()
     chosen: list[tuple[int, Dim, Dim, int]] = []
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
@@ -129,6 +160,42 @@ def _slice(context: Context) -> Value:
     return context.b("slice", x, axes=where, starts=first_ones, sizes=counts, steps=steps_given)
 
 
+def _data_slice(context: Context, x: Value) -> Value:
+    """Bounds that are computed, clamped by nodes; then the first position and their number are sizes."""
+    starts, ends = context.entries(1, "starts"), context.entries(2, "ends")
+    axes = context.ints_argument(3, "axes") or list(range(len(starts)))
+    steps = context.ints_argument(4, "steps") or [1] * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
+        raise context.error("starts, ends, axes and steps must be of one length, and no step 0")
+    for number, (start, end, given, step) in enumerate(zip(starts, ends, axes, steps, strict=True)):
+        axis = context.axis(given, x.type.rank)
+        if isinstance(start, Value) or isinstance(end, Value):
+            first, count = _computed_bounds(context, x.shape[axis], start, end, step, str(number))
+        else:
+            first, count = slice_axis(context, x.shape[axis], start, end, step)
+        x = context.b("slice", x, axes=(axis,), starts=(first,), sizes=(count,), steps=(step,))
+    return x
+
+
+def _computed_bounds(
+    context: Context, size: Dim, start: Dim | Value, end: Dim | Value, step: int, number: str
+) -> tuple[Dim, Dim]:
+    b, whole = context.b, scalar_of(context.b, size)
+    low, high = (b.constant(np.asarray(0)), whole) if step > 0 else (b.constant(np.asarray(-1)), b.sub(whole, 1))
+
+    def clamp(bound: Dim | Value) -> Value:
+        value = scalar_of(b, bound)
+        value = b("where", b("less", value, 0), b.add(value, whole), value)
+        return b("min", b("max", value, low), high)
+
+    first, last = clamp(start), clamp(end)
+    span, width = (b.sub(last, first), step) if step > 0 else (b.sub(first, last), -step)
+    count = b("max", b.div(b.add(span, width - 1), width), 0)
+    if step < 0:  # from before the beginning nothing is taken, wherever it starts
+        first = b("max", first, 0)
+    return context.data_size(first, f"start_{number}"), context.data_size(count, f"count_{number}")
+
+
 def slice_axis(context: Context, size: Dim, start: Dim, end: Dim, step: int) -> tuple[Dim, Dim]:
     """The first position and the number of positions of ``start:end:step`` on an axis, bounds clamped as in Python."""
     sizes = context.sizes
@@ -136,12 +203,15 @@ def slice_axis(context: Context, size: Dim, start: Dim, end: Dim, step: int) -> 
     def clamp(bound: Dim, low: Dim, high: Dim) -> Dim:
         if isinstance(bound, int) and abs(bound) >= INFINITY:
             return high if bound > 0 else low
-        negative = at_least(bound, 0) is False
-        if not negative and not at_least(bound, 0):
-            raise context.unsupported(f"the bound {bound} may be negative or not, depending on the sizes")
-        if negative:
+        known = at_least(bound, 0)
+        if known is False:
             return sizes.maximum(bound + size, low)
-        return sizes.minimum(bound, high)
+        if known:
+            return sizes.minimum(bound, high)
+        # It counts from the back where it is below 0, that is, where max(bound, 0) is not the bound itself.
+        positive = sizes.maximum(bound, 0)
+        behind = sizes.minimum(positive - bound, 1)
+        return sizes.minimum(positive, high) + behind * (sizes.maximum(bound + size, low) - sizes.minimum(0, high))
 
     if step > 0:
         first, last = clamp(start, 0, size), clamp(end, 0, size)
@@ -150,27 +220,71 @@ def slice_axis(context: Context, size: Dim, start: Dim, end: Dim, step: int) -> 
     return first, sizes.maximum((first - last - step - 1) // -step, 0)
 
 
+def _split_sizes(context: Context) -> list[Result] | None:
+    """The pieces of a vector of sizes that is known: ONNX Runtime's optimiser takes shapes apart with Split."""
+    item = context.item(0)
+    content = item.entries()
+    if content is None or content.ndim != 1 or item.content is None or not context.has(1):
+        return None
+    if not context.is_constant(1):
+        return None
+    parts = [int(n) for n in context.numbers(1).reshape(-1)]
+    if any(n < 0 for n in parts) or sum(parts) != content.size:
+        return None
+    context.int_attr("axis", 0)
+    ends = np.cumsum(parts)
+    return [Item.of_content(content[end - n : end], item.dtype, "") for n, end in zip(parts, ends, strict=True)]
+
+
 def _split(context: Context) -> list[Result]:
     """Parts of given sizes, or of equal ones with a smaller last one."""
+    pieces = _split_sizes(context)
+    if pieces is not None:
+        return pieces
     x, b = context.value(0), context.b
     axis = context.axis(context.int_attr("axis", 0), x.type.rank)
     size = x.shape[axis]
-    parts = context.dims_argument(1, "split")
+    parts: list[Dim] | None = context.ints_attr("split")  # type: ignore[assignment]
+    rest: tuple[int, Dim | Value] = (-1, 0)
+    if context.has(1):
+        parts, rest = _given_parts(context, size)
     if parts is None:
         count = context.int_attr("num_outputs", len(context.node.output))
         chunk = (size + count - 1) // count
         parts = [chunk] * (count - 1) + [size - chunk * (count - 1)]
     total: Dim = 0
     results: list[Result] = []
-    for part in parts:
-        if part == size:
-            results.append(x)
-        else:
-            results.append(b("slice", x, axes=(axis,), starts=(total,), sizes=(part,)))
+    for position, part in enumerate(parts):
+        piece = x
+        if part != size:
+            piece = b("slice", x, axes=(axis,), starts=(total,), sizes=(part,))
+        if position == rest[0]:  # only a run knows whether its number is what the others leave
+            lengths = [rest[1] if k == axis else d for k, d in enumerate(piece.shape)]
+            target = b("concat", *(b.reshape(scalar_of(b, d), (1,)) for d in lengths), axis=0)
+            piece = b("dynamic_reshape", piece, target, shape=piece.shape, allow_zero=True)
+        results.append(piece)
         total = total + part
     if total != size:
-        raise context.error(f"the parts {parts} do not add up to the size {size} of axis {axis}")
+        reason = f"the parts {parts} do not add up to the size {size} of axis {axis}"
+        if not isinstance(total, int) or not isinstance(size, int):
+            reason += " in every run; were they numbers of the run that the export was made with?"
+        raise ShapeError(reason, (total, size))
     return results
+
+
+def _given_parts(context: Context, size: Dim) -> tuple[list[Dim], tuple[int, Dim | Value]]:
+    """The operand ``split``. Of numbers that are computed the last has the size that the others leave; that one's
+    position (or -1) and number come second."""
+    entries = context.entries(1, "split")
+    computed = [k for k, entry in enumerate(entries) if isinstance(entry, Value)]
+    last = computed[-1] if computed else -1
+    parts: list[Dim] = [
+        0 if k == last else context.data_size(entry, f"split_{k}") if isinstance(entry, Value) else entry
+        for k, entry in enumerate(entries)
+    ]
+    if computed:
+        parts[last] = size - sum(parts)
+    return parts, (last, entries[last])
 
 
 def _pad(context: Context) -> Value:
@@ -249,6 +363,8 @@ _MOST_AXES = 8
 def _range(context: Context) -> Result:
     """start, start + delta, … below limit: an iota where the three are sizes."""
     dtype = context.item(0).dtype
+    if any(context.is_computed(k) for k in range(3)):
+        return _data_range(context)
     if dtype.is_float:
         start, limit, delta = (float(context.constant(k, what).reshape(())) for k, what in enumerate(
             ("start", "limit", "delta")))  # fmt: skip
@@ -270,6 +386,17 @@ def _range(context: Context) -> Result:
         content = as_content([low + k * step for k in range(length)])
         return Item(line.name, dtype, line.shape, line, None, content)
     return line
+
+
+def _data_range(context: Context) -> Value:
+    """As many as max(ceil((limit - start) / delta), 0), counted in float64, which is exact for sizes."""
+    b = context.b
+    start, limit, delta = (b.reshape(context.value(k), ()) for k in range(3))
+    wide = [b.cast(v, DType.FLOAT64) for v in (start, limit, delta)]
+    count = b("ceil", b.div(b.sub(wide[1], wide[0]), wide[2]))
+    size = context.data_size(b("max", b.cast(count, DType.INT64), 0), "count")
+    line = b.cast(b("iota", shape=(size,)), start.dtype)
+    return b.add(b.mul(line, delta), start)
 
 
 def _trilu(context: Context) -> Value:

@@ -34,6 +34,8 @@ def _einsum(context: Context) -> Value:
     """Pair by pair from the left: batch letters lead, contracted ones meet in a matrix product."""
     operands = [context.value(k) for k in range(len(context.items))]
     terms, result = _parse(context, context.str_attr("equation", ""), [v.type.rank for v in operands])
+    for k, term in enumerate(terms):
+        operands[k], terms[k] = _diagonal(context, operands[k], term)
     value, letters = operands[0], terms[0]
     for k, (other, more) in enumerate(zip(operands[1:], terms[1:], strict=True), 2):
         needed = set(result).union(*terms[k:])
@@ -56,13 +58,27 @@ def _parse(context: Context, equation: str, ranks: list[int]) -> tuple[list[str]
     for part, rank in zip(parts, ranks, strict=True):
         own = rank - len(part.replace("...", ""))
         term = part.replace("...", dots[widest - own :]) if "..." in part else part
-        if len(term) != rank or len(set(term)) != len(term):
+        if len(term) != rank:
             raise context.unsupported(f"{part!r} of {equation!r} for an operand of rank {rank}")
         terms.append(term)
     if not arrow:
         letters = [x for x in sorted(set("".join(parts)) - {"."}) if left.count(x) == 1]
         right = ("..." if "..." in left else "") + "".join(letters)
     return terms, right.replace("...", dots)
+
+
+def _diagonal(context: Context, value: Value, letters: str) -> tuple[Value, str]:
+    """A letter that stands twice walks along the diagonal: the sum along its later axis of what lies there."""
+    b = context.b
+    for letter in sorted(set(letters)):
+        while letters.count(letter) > 1:
+            first, later = letters.index(letter), letters.rindex(letter)
+            shape = [d if k in (first, later) else 1 for k, d in enumerate(value.shape)]
+            on = b("equal", *(b("iota", shape=tuple(shape), axis=k) for k in (first, later)))
+            zero = b.constant(Tensor(np.zeros((), value.dtype.numpy)))
+            value = b("reduce_sum", b("where", on, value, zero), axes=(later,))
+            letters = letters[:later] + letters[later + 1 :]
+    return value, letters
 
 
 def _sum_out(context: Context, value: Value, letters: str, needed: set[str]) -> tuple[Value, str]:

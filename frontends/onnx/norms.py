@@ -56,12 +56,37 @@ def _along(context: Context, parameter: Value, rank: int) -> Value:
     return context.b.reshape(parameter, (*parameter.shape, *[1] * (rank - 2)))
 
 
-def _batch_norm(context: Context) -> Value:
-    """Inference with the running mean and variance."""
-    if context.int_attr("training_mode", 0) or any(context.wants(k) for k in range(1, 5)):
+def _batch_norm(context: Context) -> list[Result]:
+    """Inference with the running mean and variance; in training mode with those of the batch, the running ones then
+    being results that have moved towards them."""
+    if context.int_attr("training_mode", 0):
+        return _trained_batch_norm(context)
+    if any(context.wants(k) for k in range(1, 5)):
         raise context.unsupported("it updates its running statistics; export the model for inference")
-    x, b = context.value(0), context.b
+    x = context.value(0)
     scale, bias, mean, variance = (_along(context, context.value(k), x.type.rank) for k in range(1, 5))
+    return [_batch_normalised(context, x, scale, bias, mean, variance)]
+
+
+def _trained_batch_norm(context: Context) -> list[Result]:
+    x, b = context.value(0), context.b
+    scale, bias = (_along(context, context.value(k), x.type.rank) for k in (1, 2))
+    axes = tuple(k for k in range(x.type.rank) if k != 1)
+    wide = b.cast(x, DType.FLOAT32) if x.dtype.bits == 16 else x
+    mean = b("reduce_mean", wide, axes=axes, keepdims=True)
+    centred = b.sub(wide, mean)
+    variance = b("reduce_mean", b.mul(centred, centred), axes=axes, keepdims=True)
+    kept = context.float_attr("momentum", 0.9)
+    results: list[Result] = [_batch_normalised(context, x, scale, bias, mean, variance)]
+    for position, found in ((3, mean), (4, variance)):
+        old = context.value(position)
+        new = b.cast(b.reshape(found, old.shape), old.dtype)
+        results.append(b.add(b.mul(old, kept), b.mul(new, 1 - kept)))
+    return results
+
+
+def _batch_normalised(context: Context, x: Value, scale: Value, bias: Value, mean: Value, variance: Value) -> Value:
+    b = context.b
     eps = b.constant(Tensor(np.asarray(context.float_attr("epsilon", 1e-5)), variance.dtype))
     spread = b("sqrt", b.add(variance, eps))
     centred = b.sub(x, b.cast(mean, x.dtype))

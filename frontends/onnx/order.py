@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from onnx import GraphProto, NodeProto
 
 from ...ir import ModelError
 
-__all__ = ["execution_order", "free_names"]
+__all__ = ["execution_order", "free_names", "node_title"]
 
 
-def execution_order(nodes: Iterable[NodeProto], known: set[str], label: str) -> list[NodeProto]:
+def execution_order(nodes: Iterable[NodeProto], known: Container[str], label: str) -> list[NodeProto]:
     """The nodes in an order in which operands come first: the file's own where that works.
 
     Raises ModelError for a cycle, a name defined twice, and an operand that nothing defines.
@@ -21,7 +21,7 @@ def execution_order(nodes: Iterable[NodeProto], known: set[str], label: str) -> 
     for position, node in enumerate(listed):
         for name in node.output:
             if name and (name in maker or name in known):
-                raise ModelError(f"{label}: the name {name} is defined twice, the second time by {_title(node)}")
+                raise ModelError(f"{label}: the name {name} is defined twice, the second time by {node_title(node)}")
             if name:
                 maker[name] = position
     done = [False] * len(listed)
@@ -44,18 +44,26 @@ def execution_order(nodes: Iterable[NodeProto], known: set[str], label: str) -> 
                 if name in known:
                     continue
                 if name not in maker:
-                    raise ModelError(f"{label}: node {_title(listed[position])} reads {name}, which nothing defines")
+                    raise ModelError(
+                        f"{label}: node {node_title(listed[position])} reads {name}, which nothing defines"
+                    )
                 before = maker[name]
                 if before in open_nodes and not done[before]:
-                    chain = ", ".join(sorted(_title(listed[k]) for k in open_nodes))
+                    some = sorted(node_title(listed[k]) for k in open_nodes)
+                    chain = ", ".join(some[:8]) + (f" and {len(some) - 8} more" if len(some) > 8 else "")
                     raise ModelError(f"{label}: the nodes {chain} need each other's results, through {name}")
                 if not done[before]:
                     stack.append((before, False))
     return order
 
 
-def _title(node: NodeProto) -> str:
-    return f"{node.name or ', '.join(node.output)} ({node.op_type})"
+def node_title(node: NodeProto) -> str:
+    """What a message calls a node."""
+    return f"{_cut(str(node.name or ', '.join(map(str, node.output)) or 'without a name'))} ({_cut(str(node.op_type))})"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _operands(node: NodeProto) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ...ir import DType, Value, product
 from .context import Context, Handler, Result
 
@@ -61,6 +63,7 @@ def _log_sum_exp(context: Context) -> Value:
         return x
     chosen = tuple(axes) if axes else None
     peak = b("reduce_max", x, axes=chosen, keepdims=True)
+    peak = b("where", b("is_inf", peak), b.constant(np.zeros((), x.dtype.numpy)), peak)  # inf - inf is no number
     total = b("reduce_sum", b("exp", b.sub(x, peak)), axes=chosen, keepdims=True)
     y = b.add(b("log", total), peak)
     places = range(x.type.rank) if chosen is None else [a % x.type.rank for a in chosen]
@@ -106,10 +109,13 @@ def _hardmax(context: Context) -> Value:
     return b.reshape(b.cast(b("equal", place, largest), x.dtype), shape)
 
 
-def _cumsum(context: Context) -> Value:
-    axis = context.ints(1, "axis")[0]
-    exclusive, reverse = (bool(context.int_attr(name, 0)) for name in ("exclusive", "reverse"))
-    return context.b("cumsum", context.value(0), axis=axis, exclusive=exclusive, reverse=reverse)
+def _cumulative(op: str) -> Handler:
+    def handler(context: Context) -> Value:
+        axis = context.ints(1, "axis")[0]
+        exclusive, reverse = (bool(context.int_attr(name, 0)) for name in ("exclusive", "reverse"))
+        return context.b(op, context.value(0), axis=axis, exclusive=exclusive, reverse=reverse)
+
+    return handler
 
 
 HANDLERS: dict[str, Handler] = {
@@ -128,6 +134,7 @@ HANDLERS: dict[str, Handler] = {
     "Softmax": _softmax("softmax"),
     "LogSoftmax": _softmax("log_softmax"),
     "Hardmax": _hardmax,
-    "CumSum": _cumsum,
+    "CumSum": _cumulative("cumsum"),
+    "CumProd": _cumulative("cumprod"),
 }
 """ONNX operator → handler."""

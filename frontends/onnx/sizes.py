@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 
-from ...ir import Dim, ParseError, SymDim, dim_max, dim_min, parse_dim, substitute_dim, symbol, symbols
+from ...ir import (
+    Dim,
+    ModelError,
+    ParseError,
+    SymDim,
+    UnsupportedError,
+    dim_max,
+    dim_min,
+    parse_dim,
+    substitute_dim,
+    symbol,
+    symbols,
+)
 from ...ir.dims import Atom, at_least, lower_bound
 
 __all__ = ["Sizes"]
 
 _RESERVED = frozenset({"b", "h", "i", "j", "n", "m", "s", "d", "q", "k", "min", "max"})
 """Names that mean something else inside the expressions of attention."""
+
+_MOST_CHOICES = 3
+"""How many min and max one conflict of sizes may decide."""
 
 
 class Sizes:
@@ -26,6 +42,9 @@ class Sizes:
     def __init__(self) -> None:
         self.equal: dict[str, Dim] = {}
         self.choices: dict[str, Dim] = {}
+        self.from_data: set[str] = set()
+        """Symbols for numbers that a run computes. They are never taken to be equal to anything: nothing would notice
+        a run in which they are not, where a size of 1 broadcasts."""
         self._names: dict[str, str] = {}
         self._places: dict[str, tuple[int, int]] = {}
 
@@ -68,6 +87,12 @@ class Sizes:
         """A size that only a run knows."""
         return substitute_dim(symbol(self._identifier(name)), self.equal)
 
+    def data(self, name: str) -> Dim:
+        """A size that is computed from data, which may be 0: a symbol less 1."""
+        identifier = self._identifier(name)
+        self.from_data.add(identifier)
+        return symbol(identifier) - 1
+
     def minimum(self, a: Dim, b: Dim) -> Dim:
         found = dim_min(a, b)
         return self.choices.get(str(found), found)
@@ -83,16 +108,37 @@ class Sizes:
         a, b = conflict
         if not isinstance(a, SymDim) and not isinstance(b, SymDim):
             return False
-        for text, option in (*_options(a), *_options(b)):
-            if text not in self.choices and _choose(a, text, option) == _choose(b, text, option):
-                self.choices[text] = option
-                return True
-        for name, value in self._candidates(a, b):
-            changed = {name: value}
-            if substitute_dim(a, changed) == substitute_dim(b, changed):
+        if (symbols(a) | symbols(b)) & self.from_data:
+            return False
+        if self._choose(a, b, 1):
+            return True
+        single = list(self._candidates(a, b))
+        for learnt in (*((one,) for one in single), *combinations(single, 2)):
+            changed = dict(learnt)
+            if not any(symbols(value) & changed.keys() for value in changed.values()) and (
+                substitute_dim(a, changed) == substitute_dim(b, changed)
+            ):
                 self.equal = {k: substitute_dim(v, changed) for k, v in self.equal.items()} | changed
                 return True
+        return any(self._choose(a, b, count) for count in range(2, _MOST_CHOICES + 1))
+
+    def _choose(self, a: Dim, b: Dim, count: int) -> bool:
+        """Learns so many choices that together make the dimensions equal, and not 0 for ever; False where there are
+        none."""
+        for chosen in (*_options(a), *_options(b)):
+            if self.choices.keys().isdisjoint(chosen):
+                one, other = _chosen(a, chosen), _chosen(b, chosen)
+                if one != 0 and one == other if count == 1 else self._choose(one, other, count - 1):
+                    self.choices.update(chosen)
+                    return True
         return False
+
+    def explain(self, conflict: tuple[Dim, Dim], error: ModelError) -> ModelError:
+        """What to raise for a conflict that cannot be resolved."""
+        a, b = conflict
+        if (symbols(a) | symbols(b)) & self.from_data:
+            return UnsupportedError(f"{error}; one of these sizes is computed from data, so that they may differ")
+        return error
 
     def _candidates(self, a: Dim, b: Dim) -> Iterator[tuple[str, Dim]]:
         """Equations ``symbol = dimension`` to try: later symbols go first, and equal axes are the likelier pairs."""
@@ -123,38 +169,37 @@ def _atoms(d: Dim) -> Iterator[Atom]:
                     yield from _atoms(argument)
 
 
-def _options(d: Dim) -> Iterator[tuple[str, Dim]]:
-    """Each min and max in ``d`` with each of its operands."""
+def _options(d: Dim) -> Iterator[dict[str, Dim]]:
+    """Each min and max in ``d`` with each of its operands; where that is the min, the other one is the max."""
     for atom in _atoms(d):
         if atom.fn in ("min", "max"):
-            for argument in atom.args:
-                yield atom.text, argument
+            opposite = Atom("", "max" if atom.fn == "min" else "min", atom.args)
+            for argument, other in (atom.args, atom.args[::-1]):
+                yield {atom.text: argument, opposite.text: other}
 
 
-def _choose(d: Dim, text: str, option: Dim) -> Dim:
-    """``d`` with every min or max that reads ``text`` replaced by one of its operands."""
+def _chosen(d: Dim, chosen: Mapping[str, Dim]) -> Dim:
+    """``d`` with every min or max that ``chosen`` tells about replaced by one of its operands."""
     if not isinstance(d, SymDim):
         return d
     total: Dim = 0
     for monomial, coefficient in d.terms:
         term: Dim = coefficient
         for atom, power in monomial:
-            factor: Dim = option if atom.text == text else _rebuild(atom, text, option)
+            factor = chosen[atom.text] if atom.text in chosen else _rebuild(atom, chosen)
             for _ in range(power):
                 term = term * factor
         total = total + term
     return total
 
 
-def _rebuild(atom: Atom, text: str, option: Dim) -> Dim:
+def _rebuild(atom: Atom, chosen: Mapping[str, Dim]) -> Dim:
     if not atom.fn:
         return symbol(atom.name)
-    x, y = (_choose(a, text, option) for a in atom.args)
+    x, y = (_chosen(a, chosen) for a in atom.args)
     match atom.fn:
         case "//":
             return x // y
-        case "%":
-            return x % y
         case "min":
             return dim_min(x, y)
     return dim_max(x, y)

@@ -7,11 +7,39 @@ from types import MappingProxyType
 
 from ..errors import UnsupportedError
 from ..operator import Operator
-from . import attention, control, elementwise, linalg, norm, position, recurrent, reduce, scatter, shape, signal, state
+from . import (
+    attention,
+    control,
+    dynamic,
+    elementwise,
+    linalg,
+    norm,
+    position,
+    recurrent,
+    reduce,
+    scatter,
+    shape,
+    signal,
+    state,
+)
 
 __all__ = ["OPERATORS", "operator"]
 
-_FAMILIES = (elementwise, reduce, linalg, shape, norm, attention, position, state, control, recurrent, scatter, signal)
+_FAMILIES = (
+    elementwise,
+    reduce,
+    linalg,
+    shape,
+    norm,
+    attention,
+    position,
+    state,
+    control,
+    recurrent,
+    scatter,
+    signal,
+    dynamic,
+)
 
 OPERATORS: Mapping[str, Operator] = MappingProxyType({op.name: op for family in _FAMILIES for op in family.OPS})
 """Operator name → operator."""

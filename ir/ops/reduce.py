@@ -67,11 +67,26 @@ def reduced_axes(axes: tuple[int, ...] | None, rank: int, call: Call) -> frozens
     return frozenset(found)
 
 
+def _extreme(fn: Callable[..., Any], largest: bool) -> Callable[..., Any]:
+    """The largest or smallest of no elements is what any element would replace, as in ONNX."""
+
+    def reduce(x: Array, axis: tuple[int, ...], keepdims: bool) -> Any:
+        if x.size or x.dtype.kind not in "iufV":
+            return fn(x, axis=axis, keepdims=keepdims)
+        info: Any = np.iinfo(x.dtype) if x.dtype.kind in "iu" else None
+        none = (-np.inf if largest else np.inf) if info is None else (info.min if largest else info.max)
+        return fn(x, axis=axis, keepdims=keepdims, initial=np.asarray(none, x.dtype))
+
+    return reduce
+
+
 _REDUCE = (
     Reduce("reduce_sum", np.sum, "y = the sum along the axes"),
     Reduce("reduce_mean", np.mean, "y = the arithmetic mean along the axes"),
-    Reduce("reduce_max", np.max, "y = the largest element along the axes"),
-    Reduce("reduce_min", np.min, "y = the smallest element along the axes"),
+    Reduce("reduce_max", _extreme(np.max, True), "y = the largest element along the axes; of none, the lowest number"),
+    Reduce(
+        "reduce_min", _extreme(np.min, False), "y = the smallest element along the axes; of none, the highest number"
+    ),
     Reduce("reduce_prod", np.prod, "y = the product along the axes"),
     Reduce("reduce_all", np.all, "y = whether all elements hold", "bool"),
     Reduce("reduce_any", np.any, "y = whether any element holds", "bool"),
@@ -112,16 +127,22 @@ class ArgReduce(Operator):
         yield Sample((x,), {"axis": 0, "keepdims": True, "last": True})
 
 
-class CumSum(Operator):
-    """y_t = the sum of x_s over s <= t along ``axis`` (s < t when ``exclusive``; from the end when ``reverse``)."""
+class Cumulative(Operator):
+    """y_t = the elements x_s over s <= t along ``axis`` brought together (s < t when ``exclusive``; from the end when
+    ``reverse``)."""
 
-    name = "cumsum"
     inputs = ("x",)
     attributes: ClassVar[Mapping[str, Attr]] = {
         "axis": Attr("int", -1),
         "exclusive": Attr("bool", False),
         "reverse": Attr("bool", False),
     }
+
+    def __init__(self, name: str, fn: Callable[..., Any], neutral: int, doc: str) -> None:
+        self.name = name
+        self.__doc__ = doc
+        self.fn = fn
+        self.neutral = neutral
 
     def infer(self, call: Call) -> TensorType:
         call.axis()
@@ -130,10 +151,10 @@ class CumSum(Operator):
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         x, axis = inputs[0], run.attrs["axis"]
         y = np.flip(x, axis) if run.attrs["reverse"] else x
-        total = np.cumsum(y, axis=axis, dtype=x.dtype)
+        total = self.fn(y, axis=axis, dtype=x.dtype)
         if run.attrs["exclusive"]:
             total = np.roll(total, 1, axis=axis)  # total - y would cancel
-            np.moveaxis(total, axis, 0)[:1] = 0
+            np.moveaxis(total, axis, 0)[:1] = self.neutral
         return np.asarray(np.flip(total, axis) if run.attrs["reverse"] else total)
 
     def index(self, elements: Elements) -> Expr | None:
@@ -143,6 +164,24 @@ class CumSum(Operator):
         for exclusive in (False, True):
             for reverse in (False, True):
                 yield Sample((np.arange(6).reshape(2, 3),), {"exclusive": exclusive, "reverse": reverse})
+
+
+class CumProd(Cumulative):
+    """The product of the elements up to each, with a decomposition: ONNX has it in its newest operator sets only."""
+
+    def decompose(self, b: Builder, inputs: Sequence[Value | None], attrs: Mapping[str, Any]) -> Sequence[Value]:
+        x = inputs[0]
+        assert x is not None
+        axis = attrs["axis"] % x.type.rank
+        length = x.shape[axis]
+        # Every t beside every s: the product along s of those that count for t.
+        first, second = (b("iota", shape=(length, length), axis=k) for k in (0, 1))
+        t, s = (second, first) if attrs["reverse"] else (first, second)
+        counts = b("less" if attrs["exclusive"] else "less_equal", s, t)
+        trailing = [1] * (x.type.rank - axis - 1)
+        counts = b.reshape(counts, (length, length, *trailing))
+        one = b.constant(np.ones((), x.dtype.numpy))
+        return [b("reduce_prod", b("where", counts, b.unsqueeze(x, axis), one), axes=(axis + 1,))]
 
 
 def softmax(x: Array, axis: int = -1) -> Array:
@@ -205,7 +244,8 @@ OPS: tuple[Operator, ...] = (
     *_REDUCE,
     ArgReduce("argmax", np.argmax),
     ArgReduce("argmin", np.argmin),
-    CumSum(),
+    Cumulative("cumsum", np.cumsum, 0, "y_t = the sum of x_s over s <= t along ``axis``; s < t when ``exclusive``"),
+    CumProd("cumprod", np.cumprod, 1, "y_t = the product of x_s over s <= t along ``axis``; s < t when ``exclusive``"),
     Softmax(),
     LogSoftmax(),
 )

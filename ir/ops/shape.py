@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..attributes import Attr
-from ..dims import Dim, product
+from ..dims import Dim, at_least, product
 from ..elements import Elements
 from ..expr import Expr, Var
 from ..indexrules import gather_element, gather_elements_element, gather_nd_element, glued, padded, reshaped
@@ -151,7 +151,7 @@ class Slice(Operator):
             start, size, step = starts[position], sizes[position], steps[position] if steps else 1
             extent = x.shape[axis]
             for end in (start, start + (size - 1) * step):
-                if isinstance(end, int) and isinstance(extent, int) and size != 0 and not 0 <= end < extent:
+                if isinstance(end, int) and isinstance(extent, int) and at_least(size, 1) and not 0 <= end < extent:
                     raise call.error(f"position {end} is outside axis {axis} of size {x.shape[axis]}")
             shape[axis] = size
         return x.with_shape(tuple(shape))

@@ -136,6 +136,14 @@ def test_element_types(dtype: DType, opset: int) -> None:
         assert_close(got[name], array, {DType.FLOAT16: 2e-3, DType.BFLOAT16: 2e-2}.get(dtype, 1e-6))
 
 
+def test_a_condition_stays_boolean_beside_boolean_branches() -> None:
+    graph = Graph()
+    c, x, y = (graph.add_input(name, TensorType(DType.BOOL, (4,))) for name in "cxy")
+    graph.add_output(graph.add("where", c, x, y)[0], "z")
+    feeds = {"c": np.array([1, 1, 0, 0], bool), "x": np.array([1, 0, 1, 0], bool), "y": np.array([0, 0, 1, 0], bool)}
+    np.testing.assert_array_equal(run(graph, 18, feeds, {}, True)["z"], [True, False, True, False])
+
+
 def test_wrap_around_survives_wider_arithmetic() -> None:
     graph = Graph()
     x = graph.add_input("x", TensorType(DType.INT8, (2,)))

@@ -12,7 +12,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from attnc.frontends.onnx import load_onnx
-from attnc.ir import Graph, UnsupportedError, evaluate, verify
+from attnc.ir import Graph, evaluate, verify
 
 Q, K, V = "float[batch, 4, n1, 8] q", "float[batch, 2, m1, 8] k", "float[batch, 2, m1, 6] v"
 
@@ -116,15 +116,13 @@ def test_heads_side_by_side() -> None:
     check(proto, {"q": floats(2, 3, 32), "k": floats(2, 5, 16), "v": floats(2, 5, 12)})
 
 
-def test_weights_as_a_result_and_scores_refused() -> None:
-    body = 'y, "", "", w = Attention<qk_matmul_output_mode = 3>(q, k, v)'
+@pytest.mark.parametrize("mode", range(4))
+def test_scores_and_weights_as_a_result(mode: int) -> None:
+    body = f'y, "", "", w = Attention<qk_matmul_output_mode = {mode}>(q, k, v)'
     proto = onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["" : 23]>\ng ({Q}, {K}, {V}) => (float y, float w) {{ {body} }}'
     )
     check(proto, qkv(2, 3, 5))
-    proto.graph.node[0].attribute[0].i = 0
-    with pytest.raises(UnsupportedError, match="scores before the softmax"):
-        load_onnx(proto)
 
 
 @pytest.mark.parametrize("interleaved", [0, 1])

@@ -17,17 +17,19 @@ from attnc.frontends.onnx import load_onnx
 from attnc.frontends.onnx.table import HANDLERS
 from attnc.ir import UnsupportedError, evaluate, parse, verify
 
-OPERATORS = sorted(op for domain, op in HANDLERS if not domain and op != "Loop")
-"""The cases of Loop slice up to the iteration's number or collect sequences: both are refused. See the tests of control
-flow for others."""
+WITHOUT_CASES = {"GlobalLpPool", "Loop"}
+OPERATORS = sorted(op for domain, op in HANDLERS if not domain and op not in WITHOUT_CASES and onnx.defs.has(op))
+"""The package has no case of GlobalLpPool; those of Loop slice up to the iteration's number or collect sequences: both
+are refused. See the tests of control flow for others."""
 
 REFUSED = re.compile(
     r"FLOAT8|FLOAT4|float4|_INT4|UINT4|INT2\b|UINT2|_INT2|STRING|string|FLOAT4E2M1"  # element types
+    r"|quantizelinear_(e4m3fn|e5m2|u?int[24]$|float4)"
     r"|_e8m0|_opt$|_seq$|identity_sequence"  # things that are not tensors
     r"|bitshift_(left|right)_int"  # shifts of signed numbers
     r"|attention.*qk_matmul(?!.*softmax)|attention_local_window_gqa_rank4_mask"  # scores before the softmax
     r"|training_dropout(?!_zero_ratio)|batchnorm.*training"  # training
-    r"|einsum_batch_diagonal|scan_sum$"
+    r"|lstm_with_peepholes|einsum_batch_diagonal|scan_sum$"
 )
 """Cases that are to be refused, by name."""
 

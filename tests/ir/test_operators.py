@@ -349,6 +349,9 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "cumsum": lambda x, **a: reference(
         "CumSum", x, np.array(a.get("axis", -1)), exclusive=int(a["exclusive"]), reverse=int(a["reverse"])
     )[0],
+    "cumprod": lambda x, **a: reference(
+        "CumProd", x, np.array(a.get("axis", -1)), exclusive=int(a["exclusive"]), reverse=int(a["reverse"])
+    )[0],
     "softmax": lambda x, **a: reference("Softmax", x, axis=a.get("axis", -1))[0],
     "log_softmax": lambda x, **a: reference("LogSoftmax", x, axis=a.get("axis", -1))[0],
     "gelu": lambda x, **a: reference("Gelu", x, approximate=a.get("approximate", "none"))[0],
@@ -369,6 +372,10 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
         "TopK", x, np.array([a["k"]]), outputs=2, axis=a.get("axis", -1), largest=int(a.get("largest", True))
     )[0],
     "conv": _conv,
+    "nonzero": lambda x, **a: reference("NonZero", x)[0],
+    "dynamic_reshape": lambda x, target, **a: reference(
+        "Reshape", x, target, allowzero=int(a.get("allow_zero", False))
+    )[0],
     "dft": lambda x, **a: reference(
         "DFT", x, None, np.array(a["axis"]), inverse=int(a.get("inverse", False))
     )[0],

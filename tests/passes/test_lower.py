@@ -13,10 +13,12 @@ PRIMITIVES = frozenset(
     {"add", "sub", "mul", "div", "mod", "exp", "log", "sqrt", "tanh", "sigmoid", "erf", "min", "max", "abs", "neg"}
     | {"and", "or", "not", "equal", "less", "less_equal", "greater", "greater_equal", "where", "cast", "matmul", "pow"}
     | {"reduce_sum", "reduce_max", "reduce_mean", "reshape", "transpose", "expand", "concat", "slice", "gather"}
-    | {"iota", "size", "cumsum", "sin", "cos", "scan", "cond", "loop"}
+    | {"iota", "size", "cumsum", "sin", "cos", "reduce_prod", "scan", "cond", "loop"}
 )
-COMPOSITES = sorted({"gelu", "silu", "softmax", "log_softmax", "layer_norm", "rms_norm", "attention", "rope"} |
-                    {"rnn", "gru", "lstm", "dft"})  # fmt: skip
+COMPOSITES = sorted(
+    {"gelu", "silu", "softmax", "cumprod", "log_softmax", "layer_norm", "rms_norm", "attention", "rope", "dft"}
+    | {"rnn", "gru", "lstm"}
+)
 
 
 def primitive(node: Node) -> bool:
