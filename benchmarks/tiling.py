@@ -35,7 +35,7 @@ Run = Callable[[], Array]
 
 def inputs(n: int) -> list[Array]:
     rng = np.random.default_rng(0)
-    return [rng.normal(size=(1, HEADS, n, WIDTH)).astype(np.float32) for _ in range(3)]
+    return [rng.standard_normal((1, HEADS, n, WIDTH), dtype=np.float32) for _ in range(3)]
 
 
 def naive(q: Array, k: Array, v: Array, window: int | None) -> Run:
@@ -142,10 +142,10 @@ def times(n: int, window: int | None, repeats: int, names: list[str]) -> dict[st
     return {name: statistics.median(t) for name, t in taken.items()}
 
 
-def peak_mb() -> float:
-    """The peak resident size of this program. (``getrusage`` would count what the parent held when it forked.)"""
+def resident_mb(which: str) -> float:
+    """The resident size of this program, VmRSS, or its peak, VmHWM. (``getrusage`` counts what the parent had held.)"""
     status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+    return int(status.split(f"{which}:")[1].split()[0]) / 1024
 
 
 def memory(name: str, n: int, window: int | None) -> float:
@@ -160,10 +160,10 @@ def measure(name: str, n: int, window: int | None) -> None:
     MAKE[name](*small, window)()  # loads what is loaded once
     run = MAKE[name](*inputs(n), window)
     output = np.ones((1, HEADS, n, WIDTH), np.float32)  # what any of them has to give
-    before = peak_mb()
+    before = resident_mb("VmRSS")
     del output
     run()
-    print(peak_mb() - before)
+    print(resident_mb("VmHWM") - before)
 
 
 def main() -> None:

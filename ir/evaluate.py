@@ -191,9 +191,8 @@ def evaluate_node(
     try:
         with np.errstate(all="ignore"):
             kernel = (kernels or {}).get(node.op.name)
-            result = kernel(run, *operands) if kernel is not None else None
-            if result is None:
-                result = node.op.evaluate(run, *operands)  # type: ignore[assignment]
+            found = kernel(run, *operands) if kernel is not None else None
+            result = node.op.evaluate(run, *operands) if found is None else found
     except AttncError:
         raise
     except (ValueError, LookupError, TypeError, ArithmeticError, MemoryError) as error:

@@ -71,7 +71,7 @@ def tiled_attention(tiling: Tiling, run: Run, *inputs: Any) -> tuple[Array, ...]
             )
             for grid in (visited, full)
         )
-        work.run(part, q, k, v, scale, (grids[0].any(0), grids[1].all(0)), out)
+        work.run(part, q, k, v, scale, (np.asarray(grids[0].any(0)), np.asarray(grids[1].all(0))), out)
     return (out.astype(inputs[0].dtype, copy=False),)
 
 
