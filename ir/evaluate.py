@@ -192,7 +192,7 @@ def evaluate_node(
         with np.errstate(all="ignore"):
             kernel = (kernels or {}).get(node.op.name)
             found = kernel(run, *operands) if kernel is not None else None
-            result = node.op.evaluate(run, *operands) if found is None else found
+            result = found if found is not None else node.op.evaluate(run, *operands)
     except AttncError:
         raise
     except (ValueError, LookupError, TypeError, ArithmeticError, MemoryError) as error:

@@ -237,7 +237,7 @@ def _derive(text: str, rows: int, cols: int, context: str) -> _Derived:
     isl = load_isl()
     mask = read_set(text)
     params = {*parameters(mask), *_names(context)}
-    names = ("I" + "_" * ("I" in params), "J" + "_" * ("J" in params))
+    names: tuple[str, str] = ("I" + "_" * ("I" in params), "J" + "_" * ("J" in params))
     for name in ("h", "b"):  # the last first, so that positions stay
         at = DIMS.index(name)
         if involves(mask, name):

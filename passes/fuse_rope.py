@@ -1,8 +1,8 @@
 """Recognises rotary position embedding, with pairs in halves or side by side.
 
-In one form the tables hold each angle twice: y = x · C + turned(x) · S, turned(x) being concat(-x₂, x₁) or the same side
-by side. The two copies are proved equal through the structure that makes the table (``halved``). In the other form the
-halves are computed one by one: concat(x₁ c - x₂ s, x₂ c + x₁ s).
+In one form the tables hold each angle twice: y = x · C + turned(x) · S, turned(x) being concat(-x₂, x₁) or the same
+side by side. The two copies are proved equal through the structure that makes the table (``halved``). In the other form
+the halves are computed one by one: concat(x₁ c - x₂ s, x₂ c + x₁ s).
 """
 
 from __future__ import annotations
@@ -131,7 +131,11 @@ def _turned(value: Value) -> tuple[Value, bool] | None:
     """x and how its pairs lie, when ``value`` holds (-q, p) for every pair (p, q)."""
     side_by_side = made_by(value, "reshape")
     joined = made_by(side_by_side.operands[0] if side_by_side is not None else value, "concat")
-    if joined is None or len(joined.operands) != 2 or joined.attr("axis") % joined.output.type.rank != joined.output.type.rank - 1:  # noqa: E501
+    if (
+        joined is None
+        or len(joined.operands) != 2
+        or joined.attr("axis") % joined.output.type.rank != joined.output.type.rank - 1
+    ):
         return None
     minus, p = joined.operands
     if side_by_side is not None:
@@ -205,7 +209,8 @@ def _half_form(node: Node) -> _Turn | None:
     interleaved = False
     if side_by_side is not None:
         flat = node.output.shape
-        if not (axis == rank - 1 and _is_column(first) and _is_column(second) and flat[:-1] == joined.output.shape[:-2]):
+        columns = axis == rank - 1 and _is_column(first) and _is_column(second)
+        if not (columns and flat[:-1] == joined.output.shape[:-2]):
             return None
         first, second = first.producer.operands[0], second.producer.operands[0]  # type: ignore[union-attr]
         interleaved = True

@@ -116,7 +116,7 @@ class Halves:
     def _again(self, node: Node, *operands: Value, **attrs: object) -> Value:
         """The node over tables of half the width."""
         with self.graph.insert_before(node):
-            rest = node.inputs[len(operands):]
+            rest = node.inputs[len(operands) :]
             name = f"{node.output.name}.half"
             made = self.graph.add(
                 node.op, *operands, *rest, attrs={**node.attrs, **attrs}, names=[name], source=node.source

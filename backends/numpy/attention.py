@@ -65,13 +65,13 @@ def tiled_attention(tiling: Tiling, run: Run, *inputs: Any) -> tuple[Array, ...]
     out = np.zeros((batch, heads, n, v.shape[3]), q.dtype)
     scale = np.asarray(attrs["scale"], q.dtype)
     for part in _parts(plan, batch, heads, groups, tiling):
-        grids = tuple(
+        seen, whole = (
             grid[part.batch if plan.per_batch else slice(None), part.heads if plan.per_head else slice(None)].reshape(
                 -1, *grid.shape[2:]
             )
             for grid in (visited, full)
         )
-        work.run(part, q, k, v, scale, (np.asarray(grids[0].any(0)), np.asarray(grids[1].all(0))), out)
+        work.run(part, q, k, v, scale, (np.asarray(seen.any(0)), np.asarray(whole.all(0))), out)
     return (out.astype(inputs[0].dtype, copy=False),)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def compare(graph: Graph, feeds: dict[str, Array], precision: DType | None, tole
     want = evaluate(graph, feeds, precision)
     count = 0
     for tiling in TINY:
-        taken = []
+        taken: list[Any] = []
 
         def kernel(run: Run, *inputs: Any, tiling: Tiling = tiling, taken: list[bool] = taken) -> Any:
             result = tiled_attention(tiling, run, *inputs)
@@ -109,7 +109,7 @@ def test_random_attentions(
     }  # fmt: skip
     if how == "sum":
         attrs["score"] = "s"
-    out = Builder(graph)("attention", *values.values(), **attrs)
+    out = Builder(graph)("attention", *values.values(), **cast(Any, attrs))
     graph.add_output(out, "out")
     # A sum of signed scores may cancel: half precision is compared within its own steps.
     compare(graph, given, None, {DType.FLOAT16: 2e-3, DType.FLOAT32: 1e-5, DType.FLOAT64: 1e-12}[dtype])
