@@ -152,19 +152,18 @@ def tensor_array(proto: TensorProto, model: Model, name: str = "") -> NDArray[An
         raise ModelError(f"{what} holds {len(field)} elements, but {dtype}{list(shape)} needs {count}")
     if dtype in (DType.FLOAT16, DType.BFLOAT16):
         return _viewed(np.array(field, np.uint16).view(np.uint8), dtype, shape)
-    values = np.array(field)
-    array = values.astype(dtype.numpy)
+    values: NDArray[Any] = np.array(field)
+    array: NDArray[Any] = values.astype(dtype.numpy)
     if dtype.is_integer and not np.array_equal(array, values):
         raise ModelError(f"{what} holds numbers that are no {dtype}")
-    shaped: NDArray[Any] = array.reshape(shape)
-    return shaped
+    return array.reshape(shape)
 
 
 def _viewed(raw: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
     """Little-endian bytes as an array of ``dtype``."""
     if dtype is DType.BOOL:
-        array: NDArray[Any] = np.not_equal(raw, 0)  # a byte other than 0 and 1 is no NumPy bool
-    else:
-        array = raw.view(dtype.numpy if dtype is DType.BFLOAT16 else dtype.numpy.newbyteorder("<"))
-    shaped: NDArray[Any] = array.reshape(shape)
-    return shaped
+        truth: NDArray[Any] = raw != 0  # a byte other than 0 and 1 is no NumPy bool
+        return truth.reshape(shape)
+    stored = dtype.numpy if dtype is DType.BFLOAT16 else dtype.numpy.newbyteorder("<")
+    array: NDArray[Any] = raw.view(stored).reshape(shape)
+    return array

@@ -9,10 +9,10 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
 from ...ir import AttncError, DType, Graph, ModelError, ShapeError, Tensor, TensorType, UnsupportedError, Value
-from ...ir.dims import Dim, SymDim
+from ...ir.dims import Dim, SymDim, substitute_dim
 from .bodies import find_body
 from .checks import check_operators, check_version
-from .contents import CONTENT_LIMIT, RULES, Content, Undecided, fits_dtype
+from .contents import CONTENT_LIMIT, RULES, Content, Undecided, as_content, fits_dtype
 from .context import Context, Item
 from .files import Model, element_type, open_model, tensor_array
 from .folding import FoldingBuilder
@@ -25,7 +25,10 @@ from .table import HANDLERS
 __all__ = ["import_model"]
 
 _ATTEMPTS = 64
-"""Each attempt but the last learns one equality of sizes."""
+"""Each attempt but the last learns something about sizes, mostly all that there is."""
+
+_RETRIES = 8
+"""How often one node is tried in one attempt."""
 
 _DEEPEST = 32
 """How deep functions may call functions."""
@@ -53,11 +56,18 @@ def _import(model: Model) -> Graph:
     sizes = Sizes()
     tensors: dict[str, Tensor] = {}
     for _ in range(_ATTEMPTS):
+        known = sizes.learnt
         try:
-            return Importer(model, functions, opsets, sizes, tensors, model.proto.graph.name).run()
+            graph = Importer(model, functions, opsets, sizes, tensors, model.proto.graph.name).run()
         except _Conflict as conflict:
-            if not sizes.resolve(conflict.pair):
+            if sizes.learnt == known and not sizes.resolve(conflict.pair):
                 raise sizes.explain(conflict.pair, conflict.error) from conflict.__cause__
+        except (ModelError, *_DAMAGE):
+            if sizes.learnt == known:
+                raise
+        else:
+            if sizes.learnt == known:
+                return graph
     raise ModelError(f"{model.label}: the sizes of this model contradict each other: {sizes.equal}")
 
 
@@ -169,6 +179,7 @@ class Importer:
         opsets: Mapping[str, int],
         attributes: Mapping[str, AttributeProto],
         prefix: str,
+        retries: int = _RETRIES,
     ) -> None:
         own = node.name or next((name for name in node.output if name), "unnamed")
         path = f"{prefix}{own}"
@@ -182,9 +193,14 @@ class Importer:
             raise
         except ShapeError as error:
             told = ModelError(f"{self.model.label}: node {source}: {error}")
-            if error.conflict is not None:
-                raise _Conflict(error.conflict, told) from error  # type: ignore[arg-type]
-            raise told from error
+            if error.conflict is None:
+                raise told from error
+            pair: tuple[Dim, Dim] = error.conflict  # type: ignore[assignment]
+            if not retries or not self.sizes.learn(pair):
+                raise _Conflict(pair, told) from error
+            self._refresh(item for item in items if item is not None)
+            self._run_node(node, names, opsets, attributes, prefix, retries - 1)
+            return
         except ModelError as error:
             if str(error).startswith(self.model.label):
                 raise
@@ -317,6 +333,17 @@ class Importer:
             self.graph.rename(value, name)
         self.settled.add(value)
         return item
+
+    def _refresh(self, items: Iterable[Item]) -> None:
+        """Brings operands up to date with what has been learnt. The attempt goes on to learn more, and is repeated."""
+        equal = self.sizes.equal
+        for item in items:
+            item.shape = tuple(substitute_dim(d, equal) for d in item.shape)
+            if item.value is not None:
+                item.value.type = item.value.type.substitute(equal)
+            if item.content is not None:
+                entries = [substitute_dim(e, equal) if isinstance(e, SymDim) else e for e in item.content.reshape(-1)]
+                item.content = as_content(entries, item.content.shape)
 
     def realise(self, item: Item) -> Value:
         if item.value is None:

@@ -40,6 +40,8 @@ class Sizes:
     """
 
     def __init__(self) -> None:
+        self.learnt = 0
+        """How often something was learnt."""
         self.equal: dict[str, Dim] = {}
         self.choices: dict[str, Dim] = {}
         self.from_data: set[str] = set()
@@ -101,8 +103,22 @@ class Sizes:
         found = dim_max(a, b)
         return self.choices.get(str(found), found)
 
+    def learn(self, conflict: tuple[Dim, Dim]) -> bool:
+        """As ``resolve``, where equalities are enough; True too where those learnt since the dimensions were made
+        are. False leaves the conflict to ``resolve``."""
+        a, b = (substitute_dim(d, self.equal) for d in conflict)
+        if a == b:
+            return self.learnt > 0
+        count = len(self.choices)
+        return self.resolve((a, b)) and len(self.choices) == count
+
     def resolve(self, conflict: tuple[Dim, Dim] | None) -> bool:
         """Learns something that makes the two dimensions equal; False when there is nothing to learn."""
+        found = self._resolve(conflict)
+        self.learnt += found
+        return found
+
+    def _resolve(self, conflict: tuple[Dim, Dim] | None) -> bool:
         if conflict is None:
             return False
         a, b = conflict

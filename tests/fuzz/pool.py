@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -101,11 +102,18 @@ class _Worker:
         return answer["outcome"], answer["seconds"], told
 
     def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        """Lets the worker end and tidy up; kills one that hangs."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         for thread in self._threads:
             thread.join()
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for stream in (self._process.stdout, self._process.stderr):
             assert stream is not None
             stream.close()
 
