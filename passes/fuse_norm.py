@@ -109,7 +109,7 @@ def _divides(total: Node, by: Value, op: str) -> bool:
         return False
     count = math.prod(sizes)
     # 1 / count may have been rounded; count itself never is, below 2**24.
-    return known == count if op == "div" else known * count == 1.0
+    return bool(known == count if op == "div" else known * count == 1.0)
 
 
 def _axes(node: Node) -> list[int]:
@@ -136,21 +136,20 @@ def _quotients(root: Value, inverse: bool) -> list[tuple[Value, Value, Value | N
     inverses = [root] if inverse else []
     for use in () if inverse else root.uses:
         node = use.node
-        if node.op.name == "reciprocal" or (
-            node.op.name == "div" and use.position == 1 and number(node.inputs[0]) == 1 and node.output.type == root.type
-        ):
+        divides = node.op.name == "div" and use.position == 1
+        inverted = divides and number(node.inputs[0]) == 1 and node.output.type == root.type
+        if inverted or node.op.name == "reciprocal":
             inverses.append(node.output)
-        elif node.op.name == "div" and use.position == 1:
+        elif divides:
             found.append((node.operands[0], node.output, None))
     for value in inverses:
         for use in value.uses:
             if use.node.op.name != "mul":
                 continue
             other, product = use.node.operands[1 - use.position], use.node.output
-            if product.type == other.type:
-                if not _is_weight(other, value):
-                    found.append((other, product, None))
-                    continue
+            if product.type == other.type and not _is_weight(other, value):
+                found.append((other, product, None))
+                continue
             # x * (w / root): the weight comes first.
             for outer in product.uses:
                 if outer.node.op.name == "mul":
@@ -231,9 +230,7 @@ def _is_parameter(value: Value, depth: int = 6) -> bool:
     return node is not None and depth > 0 and all(_is_parameter(v, depth - 1) for v in node.operands)
 
 
-def _operator(
-    graph: Graph, name: str, operands: tuple[Value | None, ...], axis: int, eps: float, source: str
-) -> Value:
+def _operator(graph: Graph, name: str, operands: tuple[Value | None, ...], axis: int, eps: float, source: str) -> Value:
     x = operands[0]
     assert x is not None
     inputs = list(operands if name == "layer_norm" else operands[:2])
@@ -243,9 +240,7 @@ def _operator(
     return graph.add(name, *inputs, attrs=attrs, source=source)[0]
 
 
-def _place(
-    graph: Graph, name: str, operands: tuple[Value | None, ...], axis: int, eps: float, result: Value
-) -> None:
+def _place(graph: Graph, name: str, operands: tuple[Value | None, ...], axis: int, eps: float, result: Value) -> None:
     node = result.producer
     assert node is not None
     with graph.insert_before(node):

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from attnc.ir import Builder, Dim, DType, Graph, TensorType, Value, symbol
-
-from .spellings import Spelling
-from .terms import Terms
+from attnc.tests.fusion.spellings import Spelling
+from attnc.tests.fusion.terms import Terms
 
 __all__ = ["HEADS", "WIDTH", "attention", "feeds", "written"]
 
@@ -277,9 +276,7 @@ def attention(s: Spelling) -> Graph:
     graph.add_output(b.reshape(b.transpose(out, (0, 2, 1, 3)), (BATCH, SEQ, HEADS * site.value_width)), "out")
     if s.weights == "output":
         weights = results[1] if s.casts == "float_products" else b.cast(results[1], model)
-        graph.add_output(
-            b.reshape(weights, (BATCH * HEADS, SEQ, site.m)) if s.rank != "four" else weights, "weights"
-        )
+        graph.add_output(b.reshape(weights, (BATCH * HEADS, SEQ, site.m)) if s.rank != "four" else weights, "weights")
     return graph
 
 

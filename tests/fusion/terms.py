@@ -98,7 +98,7 @@ class Terms:
         elif end == "min" and self.dtype is DType.BFLOAT16:
             import ml_dtypes
 
-            fill = float(ml_dtypes.finfo(ml_dtypes.bfloat16).min)
+            fill = float(ml_dtypes.finfo(ml_dtypes.bfloat16).min)  # type: ignore[no-untyped-call]
         name, _, style = kind.rpartition("_")
         if kind == "causal_padding":
             name, style = kind, "add" if end == "min" else "where"
@@ -128,7 +128,8 @@ class Terms:
             low = np.asarray(fill, self.dtype.numpy)
             value = b("where", value, b.constant(np.zeros_like(low)), b.constant(low))
         text = f"where({condition}, 0.0, {'-inf' if np.isinf(fill) else repr(fill)})"
-        return Term(value, text, condition, fill if style == "where" else None, loads, "padding" not in name, bool(masks))
+        kept = fill if style == "where" else None
+        return Term(value, text, condition, kept, loads, "padding" not in name, bool(masks))
 
     def _affine(self, name: str) -> tuple[Value, str]:
         """A condition on the positions, bool [1, 1, n, m], and its text."""

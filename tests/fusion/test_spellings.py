@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from attnc.ir import DType, Graph, evaluate, parse, verify
-
-from .building import attention, feeds, written
-from .spellings import CHOICES, Spelling, covering
+from attnc.tests.fusion.building import attention, feeds, written
+from attnc.tests.fusion.spellings import CHOICES, Spelling, covering
 
 MATRIX = covering(320)
 SIZES = ((1, 3), (2, 5), (7, 4))
