@@ -10,6 +10,9 @@ from ..ir import Graph, Node, UsageError, verify
 from ..passes.base import Pass, Refusal
 from ..passes.canonicalise import canonicalise
 from ..passes.fuse_attention import fuse_attention
+from ..passes.fuse_ffn import fuse_ffn
+from ..passes.fuse_norm import fuse_norm
+from ..passes.fuse_rope import fuse_rope
 from ..passes.lower import lower
 
 __all__ = ["LOAD", "OPTIMISE", "Outcome", "Progress", "lowering", "pass_names", "run", "silent"]
@@ -21,6 +24,10 @@ OPTIMISE: tuple[tuple[str, Pass], ...] = (
     ("canonicalise", canonicalise),
     ("fuse-attention", fuse_attention),
     ("tidy-attention", canonicalise),
+    ("fuse-norm", fuse_norm),
+    ("fuse-rope", fuse_rope),
+    ("fuse-ffn", fuse_ffn),
+    ("tidy-layers", canonicalise),
 )
 """What every target gets, in order. A pass's name is what ``inspect --after`` takes."""
 

@@ -137,7 +137,9 @@ _ACTIVATIONS = ("silu", "gelu", "relu", "sigmoid", "tanh")
 
 
 def _projection(value: Value) -> Node | None:
-    """The product with a weight that makes ``value``, behind a bias."""
+    """The product with a weight that makes ``value``, behind a bias, a cut or another view."""
+    while (view := made_by(value, "reshape", "slice")) is not None:
+        value = view.operands[0]
     node = made_by(value, "add", "matmul")
     if node is not None and node.op.name == "add":
         sums = [made_by(v, "matmul") for v in node.operands]

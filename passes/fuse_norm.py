@@ -137,9 +137,10 @@ def _quotients(root: Value, inverse: bool) -> list[tuple[Value, Value, Value | N
     for use in () if inverse else root.uses:
         node = use.node
         divides = node.op.name == "div" and use.position == 1
-        if node.op.name == "reciprocal" or (divides and number(node.inputs[0]) == 1 and node.output.type == root.type):
+        inverted = divides and number(node.inputs[0]) == 1 and node.output.type == root.type
+        if inverted or node.op.name == "reciprocal":
             inverses.append(node.output)
-        elif node.op.name == "div" and use.position == 1:
+        elif divides:
             found.append((node.operands[0], node.output, None))
     for value in inverses:
         for use in value.uses:

@@ -1,13 +1,14 @@
 """Recognises rotary position embedding, with pairs in halves or side by side.
 
 In one form the tables hold each angle twice: y = x · C + turned(x) · S, turned(x) being concat(-x₂, x₁) or the same
-side by side. The two copies are proved equal through the structure that makes the table (``halved``). In the other form
-the halves are computed one by one: concat(x₁ c - x₂ s, x₂ c + x₁ s).
+side by side. The two copies are proved equal through the structure that makes the table (``tables.Halves``). In the
+other form the halves are computed one by one: concat(x₁ c - x₂ s, x₂ c + x₁ s).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import permutations
 
 from ..ir import Dim, Graph, Node, Value
 from .base import PassResult, Refusal
@@ -131,11 +132,9 @@ def _turned(value: Value) -> tuple[Value, bool] | None:
     """x and how its pairs lie, when ``value`` holds (-q, p) for every pair (p, q)."""
     side_by_side = made_by(value, "reshape")
     joined = made_by(side_by_side.operands[0] if side_by_side is not None else value, "concat")
-    if (
-        joined is None
-        or len(joined.operands) != 2
-        or joined.attr("axis") % joined.output.type.rank != joined.output.type.rank - 1
-    ):
+    if joined is None or len(joined.operands) != 2:
+        return None
+    if joined.attr("axis") % joined.output.type.rank != joined.output.type.rank - 1:
         return None
     minus, p = joined.operands
     if side_by_side is not None:
@@ -144,7 +143,6 @@ def _turned(value: Value) -> tuple[Value, bool] | None:
         minus, p = minus.producer.operands[0], p.producer.operands[0]  # type: ignore[union-attr]
     negated = made_by(minus, "neg")
     if negated is None:
-        # -(x) may stand in front of the new axis
         return None
     pair = _pair(p, negated.operands[0])
     if pair is None or pair[1] != (side_by_side is not None):
@@ -208,9 +206,8 @@ def _half_form(node: Node) -> _Turn | None:
     first, second = joined.operands
     interleaved = False
     if side_by_side is not None:
-        flat = node.output.shape
         columns = axis == rank - 1 and _is_column(first) and _is_column(second)
-        if not (columns and flat[:-1] == joined.output.shape[:-2]):
+        if not columns or node.output.shape[:-1] != joined.output.shape[:-2]:
             return None
         first, second = first.producer.operands[0], second.producer.operands[0]  # type: ignore[union-attr]
         interleaved = True
@@ -222,17 +219,13 @@ def _half_form(node: Node) -> _Turn | None:
     products = [made_by(v, "mul") for v in (*lower.operands, *upper.operands)]
     if any(p is None for p in products):
         return None
-    pc, qs, qc, ps = (set(p.operands) for p in products if p is not None)
-    if not (qc & qs and ps & pc):
-        qc, ps = ps, qc
-    for p in pc:
-        for c in pc - {p}:
-            for q in qs:
-                for s in qs - {q}:
-                    if qc == {q, c} and ps == {p, s}:
-                        pair = _pair(p, q)
-                        if pair is not None and pair[1] == interleaved:
-                            return _Turn(pair[0], c, s, interleaved, False)
+    pc, qs, *others = (set(product.operands) for product in products if product is not None)
+    for p, c in permutations(pc, 2):
+        for q, s in permutations(qs, 2):
+            if others in ([{q, c}, {p, s}], [{p, s}, {q, c}]):
+                pair = _pair(p, q)
+                if pair is not None and pair[1] == interleaved:
+                    return _Turn(pair[0], c, s, interleaved, False)
     return None
 
 

@@ -81,26 +81,21 @@ class Halves:
         if node.op.name != "reshape" or not interleaved:
             return None
         wide = node.operands[0]
-        if wide.shape != (*shape[:-1], shape[-1] // 2, 2):
+        copies = made_by(wide, "expand", "concat")
+        if copies is None:
             return None
-        source = made_by(wide, "expand", "concat")
-        if source is None:
+        column = copies.operands[0]
+        innermost = max((k for k, d in enumerate(wide.shape) if d != 1), default=-1)
+        if innermost < 0 or column.shape != (*wide.shape[:innermost], 1, *wide.shape[innermost + 1 :]):
             return None
-        column = source.operands[0]
-        if source.op.name == "concat":
-            twice = len(source.operands) == 2 and source.operands[1] is column
-            if not twice or source.attr("axis") % len(wide.shape) != len(wide.shape) - 1:
-                return None
-        if column.type.rank != wide.type.rank or column.shape[-1] != 1:
+        joined = copies.op.name == "concat"
+        if joined and (copies.attr("axis") % wide.type.rank != innermost or copies.operands != (column, column)):
             return None
+        if wide.shape[innermost] != 2:
+            return None
+        attrs = {"shape": (*shape[:-1], shape[-1] // 2)}
         with self.graph.insert_before(node):
-            flat = self.graph.add(
-                "reshape", column, attrs={"shape": column.shape[:-1]}, source=node.source
-            )[0]  # fmt: skip
-            target = (*shape[:-1], shape[-1] // 2)
-            if flat.shape != target:
-                flat = self.graph.add("expand", flat, attrs={"shape": target}, source=node.source)[0]
-        return flat
+            return self.graph.add("reshape", column, attrs=attrs, source=node.source)[0]
 
     def _binary(self, node: Node, interleaved: bool) -> Value | None:
         """Of two operands, both repeat or one is a number (or does not vary) along the last axis."""

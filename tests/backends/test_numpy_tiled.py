@@ -29,7 +29,7 @@ def compare(graph: Graph, feeds: dict[str, Array], precision: DType | None, tole
     want = evaluate(graph, feeds, precision)
     count = 0
     for tiling in TINY:
-        taken: list[Any] = []
+        taken: list[bool] = []
 
         def kernel(run: Run, *inputs: Any, tiling: Tiling = tiling, taken: list[bool] = taken) -> Any:
             result = tiled_attention(tiling, run, *inputs)
@@ -101,7 +101,7 @@ def test_random_attentions(
     if how in ("sum", "none"):
         for name in "qk":
             given[name] = abs(given[name])
-    attrs = {
+    attrs: dict[str, Any] = {
         "scale": 0.7, "mask": mask, "score": score, "where": where, "normalise": how.split()[0].strip(","),
         "sink": "slopes[h] - 0.25 * i" if "sink" in how else None,
         "empty": {"softmax, mean": "mean", "softmax, nan": "nan"}.get(how, "zeros"),

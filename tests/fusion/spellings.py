@@ -73,7 +73,8 @@ class Spelling:
 
     def __str__(self) -> str:
         plain = Spelling()
-        return "-".join(str(getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != getattr(plain, f.name)) or "plain"  # fmt: skip  # noqa: E501
+        chosen = [(getattr(self, f.name), getattr(plain, f.name)) for f in fields(self)]
+        return "-".join(mine for mine, usual in chosen if mine != usual) or "plain"
 
     @property
     def data_dependent(self) -> bool:

@@ -128,8 +128,8 @@ class Terms:
             low = np.asarray(fill, self.dtype.numpy)
             value = b("where", value, b.constant(np.zeros_like(low)), b.constant(low))
         text = f"where({condition}, 0.0, {'-inf' if np.isinf(fill) else repr(fill)})"
-        shown = fill if style == "where" else None
-        return Term(value, text, condition, shown, loads, "padding" not in name, bool(masks))
+        kept = fill if style == "where" else None
+        return Term(value, text, condition, kept, loads, "padding" not in name, bool(masks))
 
     def _affine(self, name: str) -> tuple[Value, str]:
         """A condition on the positions, bool [1, 1, n, m], and its text."""
