@@ -140,7 +140,9 @@ class ExprLowering:
         tensor = self.tensors[load.tensor]
         plain = [a for a in load.index if isinstance(a, Var) and a.name in self.axes]
         direct = all(isinstance(a, Const) or a in plain for a in load.index) and len(set(plain)) == len(plain)
-        return self._direct(tensor, load.index) if direct else self._gather(tensor, load.index)
+        value = self._direct(tensor, load.index) if direct else self._gather(tensor, load.index)
+        # Integers are computed in int64, as ``evaluate`` has it: a narrow one would wrap.
+        return self.b.cast(value, DType.INT64) if value.dtype.is_integer else value
 
     def _direct(self, tensor: Value, index: Sequence[Expr]) -> Value:
         """Index variables and numbers only: a slice, a transpose and a reshape."""

@@ -21,6 +21,7 @@ from attnc.ir import (
     Operator,
     Sample,
     ShapeError,
+    TensorType,
     evaluate,
     sample_graph,
     symbol,
@@ -443,3 +444,21 @@ def test_recurrent_layers_are_those_of_the_reference(name: str, sample: Sample) 
     found = list(evaluate(*sample_graph(OPERATORS[name], sample)).values())
     for array, expected in zip(found, recurrent_onnx(reference, name, sample), strict=False):
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_narrow_loads_do_not_wrap_when_attention_is_lowered() -> None:
+    """A quantised table in a score: (table - 200) * 0.5 with a uint8 table."""
+    graph = Graph("narrow")
+    q, k, v = (graph.add_input(name, TensorType(DType.FLOAT64, (1, 1, 3, 2))) for name in "qkv")
+    table = graph.add_constant(np.array([7, 250, 130], np.uint8), "table")
+    attrs = {"score": "s + (table[j] - 200) * 0.5", "loads": ("table",)}
+    whole = graph.add("attention", q, k, v, table, attrs=attrs)[0]
+    node = whole.producer
+    assert node is not None
+    parts = node.op.decompose(Builder(graph), node.inputs, node.attrs)
+    assert parts is not None
+    graph.add_output(whole, "whole")
+    graph.add_output(parts[0], "parts")
+    rng = np.random.default_rng(0)
+    found = evaluate(graph, {name: rng.normal(size=(1, 1, 3, 2)) for name in "qkv"})
+    np.testing.assert_allclose(found["parts"], found["whole"], rtol=1e-12)
