@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ..ir import Graph, Node, TensorType, UsageError, Value, evaluate_dim
+from ..ir import Graph, Node, TensorType, UsageError, Value, evaluate_dim, symbols
+from ..ir.dims import least
 from ..ir.operator import Array
 
 __all__ = ["index_limits", "random_feeds", "size_choices"]
@@ -16,18 +17,23 @@ _CHOICES = ((2, 5, 3, 7, 11, 13), (1, 8, 4, 2, 6, 3), (3, 1, 1, 1, 1, 1))
 
 
 def size_choices(graph: Graph, fixed: Mapping[str, int]) -> list[dict[str, int]]:
-    """A few values for the symbolic sizes of the inputs and states, with those in ``fixed`` as they are given. Raises
-    UsageError for a name that no input has or a size below 1."""
+    """A few values for the symbolic sizes of the inputs and states, with those in ``fixed`` as they are given. What has
+    been seen before (``past``) is nothing where states hold it, and once where inputs do. Raises UsageError for a name
+    that no input has or a size below the least it may have."""
     names = _names_in_order(graph)
     unknown = sorted(set(fixed) - set(names))
     if unknown:
         raise UsageError(f"the model has no size called {', '.join(unknown)}; it has: {', '.join(names) or 'none'}")
-    small = [name for name, size in fixed.items() if size < 1]
+    small = [name for name, size in fixed.items() if size < least(name)]
     if small:
-        raise UsageError(f"the size {small[0]} must be at least 1, not {fixed[small[0]]}")
+        raise UsageError(f"the size {small[0]} must be at least {least(small[0])}, not {fixed[small[0]]}")
+    seen = {name for name in names if least(name) == 0}
+    held = seen & {name for state in graph.states.values() for d in state.type.shape for name in symbols(d)}
     choices: list[dict[str, int]] = []
-    for numbers in _CHOICES:
-        sizes = {name: fixed.get(name, numbers[k % len(numbers)]) for k, name in enumerate(names)}
+    for turn, numbers in enumerate(_CHOICES):
+        sizes = {name: numbers[k % len(numbers)] for k, name in enumerate(names)}
+        sizes |= dict.fromkeys(seen if turn == 1 else held, 0)
+        sizes |= fixed
         if sizes not in choices:
             choices.append(sizes)
     return choices

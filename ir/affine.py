@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .dims import Dim, symbols
+from .dims import Dim, least, symbols
 from .expr import Call, Const, Expr, Var, call, is_boolean, variables
 from .presburger import KEYWORDS, from_ast, limited, load_isl
 
@@ -77,8 +77,8 @@ def dim_expr(d: Dim) -> Expr:
 
 @dataclass(eq=False)
 class Domain:
-    """Where expressions are looked at: ``0 <= x < axes[x]`` for each index variable, every size at least its lower
-    bound, which is 1 unless ``lower`` says otherwise."""
+    """Where expressions are looked at: ``0 <= x < axes[x]`` for each index variable, every size at least its
+    ``least`` unless ``lower`` says otherwise."""
 
     axes: Mapping[str, Dim]
     lower: Mapping[str, int] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Domain:
             result = isl.Set("{ : }")
             for name in sorted(self._sizes | key):
                 _check_name(name)
-                result = result.intersect(isl.Set(f"[{name}] -> {{ : {name} >= {self.lower.get(name, 1)} }}"))
+                result = result.intersect(isl.Set(f"[{name}] -> {{ : {name} >= {self.lower.get(name, least(name))} }}"))
             for name, size in self.axes.items():
                 _check_name(name)
                 result = result.intersect(isl.Set(f"[{name}] -> {{ : {name} >= 0 }}"))

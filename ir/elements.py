@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .affine import NODE_LIMIT, Domain, count, dim_expr
-from .dims import Dim, symbols
+from .dims import Dim, lower_bound, symbols
 from .errors import ParseError
 from .expr import Call, Const, Expr, Load, Var, call, loads, substitute
 from .operator import Array, Operator
@@ -99,8 +99,11 @@ class Elements:
         safe: list[Expr] = []
         for part, d in zip(index, self.type(position).shape, strict=True):
             last = self.dim(d - 1)
-            part = part if self.simplify.nonnegative(part) else call("max", part, 0)
-            safe.append(part if self.simplify.domain.always(part <= last) else call("min", part, last))
+            low, high = self.simplify.nonnegative(part), self.simplify.domain.always(part <= last)
+            if not (low and high) and self.analysis.may_be_empty(d):
+                raise OpaqueError  # no index is inside
+            part = part if low else call("max", part, 0)
+            safe.append(part if high else call("min", part, last))
         return self.at(position, safe)
 
     def from_end(self, e: Expr, size: Dim) -> Expr:
@@ -133,7 +136,10 @@ class IndexAnalysis:
     _simplifiers: dict[tuple[Dim, ...], Simplifier] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.lower = {name: 0 for state in self.graph.states.values() for d in state.type.shape for name in symbols(d)}
+        shown = {str(d) for value in self.graph.inputs for d in value.shape}
+        held = {name for state in self.graph.states.values() for d in state.type.shape for name in symbols(d)}
+        self.lower = dict.fromkeys(held - shown, 0)
+        """The sizes that only states tell, which may begin as 0 whatever they are called."""
 
     # -- names ---------------------------------------------------------------------------------------------------
 
@@ -169,6 +175,10 @@ class IndexAnalysis:
         if any(_AXIS.fullmatch(name) or not name.isascii() for name in symbols(d)):
             raise OpaqueError
         return dim_expr(d)
+
+    def may_be_empty(self, d: Dim) -> bool:
+        """Whether nothing proves that a size is at least 1."""
+        return (lower_bound(d) or 0) < 1 or not symbols(d).isdisjoint(self.lower)
 
     # -- elements ------------------------------------------------------------------------------------------------
 

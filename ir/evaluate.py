@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from .dims import SymDim, evaluate_dim, symbol_and_offset
+from .dims import SymDim, evaluate_dim, least, linear_unknown, symbol_and_offset, symbols
 from .errors import AttncError, InputError
 from .graph import Graph, Node, State, Value
 from .operator import Array, Run
 from .types import DType, TensorType
 
-__all__ = ["Kernels", "bind_sizes", "check_feeds", "evaluate", "evaluate_node", "initial_state"]
+__all__ = ["Kernels", "begin", "bind_sizes", "check_feeds", "evaluate", "evaluate_node", "initial_state"]
 
 Observer = Callable[[Node, Sequence[Array]], None]
 Kernels = Mapping[str, Callable[..., tuple[Array, ...] | None]]
@@ -38,15 +38,7 @@ def evaluate(
     """
     arrays = check_feeds(graph, feeds)
     held = states if states is not None else {}
-    sizes: dict[str, int] = {}
-    for value in graph.inputs:
-        bind_sizes(value.type, arrays[value.name].shape, sizes, f"input {value.name}")
-    for state in graph.states.values():
-        if state.name not in held:
-            held[state.name] = initial_state(state, sizes)
-        bind_sizes(state.type, held[state.name].shape, sizes, f"state {state.name}")
-    for value in graph.inputs:  # again: a later one may have fixed a size that an earlier one computes with
-        bind_sizes(value.type, arrays[value.name].shape, sizes, f"input {value.name}")
+    sizes = begin(graph, arrays, held)
     writes: dict[str, Array] = {}
     context = _Context(precision, held, writes, observer, kernels or {})
     results = _run(graph, [arrays[v.name] for v in graph.inputs], sizes, context)
@@ -65,12 +57,40 @@ class _Context:
     kernels: Kernels
 
 
+def begin(graph: Graph, arrays: Mapping[str, Array], states: dict[str, Array]) -> dict[str, int]:
+    """The sizes of a run with these inputs and states. States that are missing are added as they begin: then what they
+    have seen before (``past``) is nothing. The order of inputs does not matter. Raises InputError."""
+    types = [(v.type, arrays[v.name].shape, f"input {v.name}") for v in graph.inputs]
+    missing = [state for state in graph.states.values() if state.name not in states]
+    states.update((s.name, s.initial.array) for s in missing if s.initial is not None)
+    held = [(s.type, states[s.name].shape, f"state {s.name}") for s in graph.states.values() if s.name in states]
+    sizes: dict[str, int] = {}
+    for entry in (*types, *held):
+        _learn(*entry, sizes, plain=True)
+    for state in missing:
+        for name in {name for d in state.type.shape for name in symbols(d) if least(name) == 0}:
+            sizes.setdefault(name, 0)
+    known = -1
+    while len(sizes) > known:
+        known = len(sizes)
+        for entry in (*types, *held):
+            _learn(*entry, sizes)
+    for state in missing:
+        states.setdefault(state.name, initial_state(state, sizes))
+    for state in graph.states.values():
+        bind_sizes(state.type, states[state.name].shape, sizes, f"state {state.name}")
+    for entry in types:
+        bind_sizes(*entry[:2], sizes, entry[2])
+    return sizes
+
+
 def initial_state(state: State, sizes: Mapping[str, int]) -> Array:
-    """What a state begins as: its ``initial`` or zeros, with sizes that are not fixed yet at 0."""
+    """What a state begins as: its ``initial`` or zeros. Sizes that are not fixed are 0, and so is what has been seen
+    before, whatever the inputs say."""
     if state.initial is not None:
         return state.initial.array
-    shape = [evaluate_dim(d, _ZeroDefault(sizes)) for d in state.type.shape]
-    return np.zeros(shape, state.type.dtype.numpy)
+    known = _ZeroDefault({name: size for name, size in sizes.items() if least(name) > 0})
+    return np.zeros([evaluate_dim(d, known) for d in state.type.shape], state.type.dtype.numpy)
 
 
 class _ZeroDefault(dict[str, int]):
@@ -112,26 +132,47 @@ def _as_array(value: Value, given: Any) -> Array:
 
 
 def bind_sizes(type: TensorType, shape: Sequence[int], sizes: dict[str, int], what: str) -> None:
-    """Learns the sizes that a shape fixes and checks the others. Raises InputError."""
+    """Learns the sizes that a shape fixes and checks the others. An axis fixes the only unknown symbol of a linear
+    expression, such as ``past`` of ``past + seq`` when ``seq`` is known. Raises InputError."""
+    _learn(type, shape, what, sizes)
+    for axis, (d, n) in enumerate(zip(type.shape, shape, strict=True)):
+        try:
+            expected = evaluate_dim(d, sizes)
+        except KeyError:
+            continue
+        if expected != n:
+            raise _wrong_size(type, axis, n, what, sizes)
+
+
+def _learn(type: TensorType, shape: Sequence[int], what: str, sizes: dict[str, int], plain: bool = False) -> None:
+    """Adds the sizes that a shape fixes, with ``plain`` only those that are an axis by themselves."""
     if len(shape) != type.rank:
         raise InputError(f"{what} must be {type}, not of shape {list(shape)}")
     for axis, (d, n) in enumerate(zip(type.shape, shape, strict=True)):
-        if isinstance(d, SymDim):
-            name, offset = symbol_and_offset(d)
-            if name and name not in sizes:
-                sizes[name] = int(n) - offset
-                continue
-            try:
-                expected = evaluate_dim(d, sizes)
-            except KeyError:
-                continue
-        else:
-            expected = d
-        if expected != n:
-            known = ", ".join(f"{k} = {v}" for k, v in sizes.items() if isinstance(d, SymDim) and k in d.text)
-            raise InputError(
-                f"{what} must be {type}, but axis {axis} has size {n}{f', where {known}' if known else ''}"
-            )
+        if not isinstance(d, SymDim):
+            continue
+        name, offset = symbol_and_offset(d)
+        if name:
+            if name not in sizes and not (plain and offset):
+                sizes[name] = _at_least_zero(int(n) - offset, type, axis, n, what, sizes)
+        elif not plain:
+            found = linear_unknown(d, sizes)
+            if found is not None:
+                name, factor, rest = found
+                value, left = divmod(int(n) - evaluate_dim(rest, sizes), factor)
+                sizes[name] = _at_least_zero(-1 if left else value, type, axis, n, what, sizes)
+
+
+def _at_least_zero(value: int, type: TensorType, axis: int, n: int, what: str, sizes: Mapping[str, int]) -> int:
+    if value < 0:
+        raise _wrong_size(type, axis, n, what, sizes)
+    return value
+
+
+def _wrong_size(type: TensorType, axis: int, n: int, what: str, sizes: Mapping[str, int]) -> InputError:
+    known = ", ".join(f"{name} = {sizes[name]}" for name in sorted(symbols(type.shape[axis])) if name in sizes)
+    where = f", where {known}" if known else ""
+    return InputError(f"{what} must be {type}, but axis {axis} has size {n}{where}")
 
 
 def _run(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from .dims import least
 from .errors import InputError, ParseError
 from .expr import Expr
 from .expreval import evaluate
@@ -134,7 +135,8 @@ class MaskSet:
         return _wrap(result)
 
     def every_row_has_key(self, n: str | int, m: str | int) -> bool:
-        """Proves that each query 0 <= i < n of all b, h >= 0 reads a key 0 <= j < m, when all parameters are >= 1.
+        """Proves that each query 0 <= i < n of all b, h >= 0 reads a key 0 <= j < m, when every parameter is at
+        least its ``dims.least``: 0 for ``past`` and its like, 1 for the others.
 
         ``n`` and ``m`` are affine in parameters. False where it does not hold or cannot be proved.
         """
@@ -146,7 +148,7 @@ class MaskSet:
             return False
         names = sorted({*parameters(rows), *parameters(keys)})
         if names:
-            rows = rows.intersect(read_set(canonical(" and ".join(f"{name} >= 1" for name in names))))
+            rows = rows.intersect(read_set(canonical(" and ".join(f"{name} >= {least(name)}" for name in names))))
         last = (isl.dim_type.set, DIMS.index("j"), 1)
         with suppress(isl.Error), limited():
             return bool(rows.project_out(*last).is_subset(keys.project_out(*last)))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import islpy as isl
+from .dims import least
 from .maskset import band, block, heads
 from .presburger import TUPLE, involves, load_isl, parameters, read_set
 
@@ -100,6 +101,20 @@ def _column_words(line: isl.Set, size: int | None) -> str | None:
 
 
 def set_words(points: isl.Set) -> str | None:
+    """Words for a set; None when there are none. What holds of the positions i + past instead of i is said so:
+    ``causal, window 128, after past tokens``."""
+    for name in parameters(points):
+        if least(name) == 0:
+            isl = load_isl()
+            moved = points.apply(isl.Map(f"[{name}] -> {{ {TUPLE} -> [b, h, i + {name}, j] }}"))
+            at = moved.find_dim_by_name(isl.dim_type.param, name)
+            words = None if moved.involves_dims(isl.dim_type.param, at, 1) else _words(moved)
+            if words is not None:
+                return f"{words}, after {name} tokens"
+    return _words(points)
+
+
+def _words(points: isl.Set) -> str | None:
     isl = load_isl()
     if points.is_empty():
         return "no key"
@@ -166,5 +181,5 @@ def _head_words(points: isl.Set) -> str | None:
         or not points.is_equal(each.intersect(read_set(heads(str(_show(low)), str(_show(high))).text)))
     ):
         return None
-    inner = set_words(each)
+    inner = _words(each)
     return f"heads {_show(low)} to {_show(high)}: {inner}" if inner else None

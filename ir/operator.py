@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from .builder import Builder
     from .elements import Elements
     from .expr import Expr
-    from .graph import Graph, State, Value
+    from .graph import Graph, Node, State, Value
+    from .locality import Locality
 
 __all__ = ["Array", "Call", "Operator", "Run", "Sample", "broadcast", "normalise_axis"]
 
@@ -174,6 +175,10 @@ class Operator:
 
         Raises OpaqueError for the same.
         """
+        return None
+
+    def locality(self, node: Node) -> Locality | None:
+        """Along which axes each operand is read entry by entry; None where nothing is known (``ir/locality.py``)."""
         return None
 
     def samples(self) -> Iterable[Sample]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .dims import Dim
+from .dims import Dim, least
 from .errors import InputError
 from .expr import Const, Expr
 from .expreval import evaluate
@@ -141,7 +141,8 @@ class TilePlan:
 
     @cached_property
     def total(self) -> Dim | None:
-        """The number of visited tiles of one head as a polynomial of the sizes, all of them at least 1.
+        """The number of visited tiles of one head as a polynomial of the sizes, each at least its
+        ``least``.
 
         With tiles of 1 x 1 these are the visible points: n*(n + 1)/2 for a causal mask. None where the rows are no
         plain ranges; ``counts`` gives the number for sizes in every case.
@@ -278,9 +279,9 @@ def _names(context: str) -> frozenset[str]:
 
 
 def _context(mask: MaskSet, context: str) -> isl.Set:
-    """What is known of the sizes: the context, and that n, m and every size is at least 1."""
+    """What is known of the sizes: the context, and that each is at least its ``least``, so n and m 1."""
     names = sorted({*mask.params, *_names(context), "n", "m"})
-    text = " and ".join([context, *(f"{name} >= 1" for name in names)])
+    text = " and ".join([context, *(f"{name} >= {least(name)}" for name in names)])
     result: isl.Set = load_isl().Set(f"[{', '.join(names)}] -> {{ : {text} }}")
     return result
 

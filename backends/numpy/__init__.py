@@ -8,6 +8,7 @@ from pathlib import Path
 from ...ir import Array, Graph, Node, evaluate
 from ..base import Backend, Executable, Options, Placement
 from .attention import attention
+from .states import Growing, detached
 
 __all__ = ["KERNELS", "NumpyBackend", "NumpyExecutable"]
 
@@ -16,13 +17,23 @@ KERNELS = {"attention": attention}
 
 
 class NumpyExecutable(Executable):
-    """Evaluates the graph operator by operator; long attentions tile by tile."""
+    """Evaluates the graph operator by operator; long attentions tile by tile, growing states in place."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
+        self._growing = Growing()
+        self._kernels = {**KERNELS, "state_append": self._growing.append}
 
     def run(self, feeds: Mapping[str, Array], states: dict[str, Array]) -> dict[str, Array]:
-        return evaluate(self._graph, feeds, states=states, kernels=KERNELS)
+        self._growing.begin()
+        before = dict(states)
+        outputs = evaluate(self._graph, feeds, states=states, kernels=self._kernels)
+        # A state must not change with an array that the caller holds and may write to. Appended ones are read-only.
+        written = {n: a for n, a in states.items() if a is not before.get(n) and a.flags.writeable}
+        if written:
+            states.update(detached(written, {**feeds, **{f"output {n}": a for n, a in outputs.items()}}))
+        self._growing.commit()
+        return outputs
 
 
 class NumpyBackend(Backend):

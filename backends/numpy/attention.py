@@ -52,7 +52,7 @@ def tiled_attention(tiling: Tiling, run: Run, *inputs: Any) -> tuple[Array, ...]
     if attrs["weights"] or attrs["inner"] != DOT or not _HANDLED.issuperset(attrs):
         return None
     (batch, heads, n, _), (_, groups, m, _) = inputs[0].shape, inputs[1].shape
-    if (n < 2 and tiling.parts == 1) or batch * heads * n * m < tiling.least or not m or not groups:
+    if batch * heads * n * m < tiling.least or not m or not groups:
         return None
     q, k, v = (x.astype(np.float32) if x.dtype.itemsize == 2 else x for x in inputs[:3])
     loads = dict(zip(attrs["loads"], inputs[3:], strict=True))

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from ...ir import Builder, Dim, DType, Expr, MaskSet, Node, ParseError, Value, at_least, substitute_dim, symbol, symbols
+from ...ir.dims import least
 from ...ir.expr import Call, Const, Var, loads, variables, walk
 from ...ir.exprlower import ExprLowering
 from ...ir.ops.attention import AXES, DOT
+from . import cached
 from .emitter import Emission, Emitter, Ref
 from .kernels import Dialect
+from .scores import added_bias, is_finite, soft_cap
 
 __all__ = ["EMISSIONS"]
 
@@ -49,9 +52,9 @@ def _plan(node: Node, dialect: Dialect) -> _Plan | None:
     bias, softcap = None, 0.0
     score = node.attr("score")
     if score != _S:
-        softcap = _softcap(score)
-        bias = None if softcap else _bias(score)
-        if not softcap and (bias is None or not _is_finite(node, bias)):
+        softcap = soft_cap(score)
+        bias = None if softcap else added_bias(score)
+        if not softcap and (bias is None or not is_finite(node, bias)):
             return None
     mask: MaskSet | None = node.attr("mask")
     if not _every_query_sees_a_key(node, mask):
@@ -70,8 +73,9 @@ def _every_query_sees_a_key(node: Node, mask: MaskSet | None) -> bool:
     q, k = node.inputs[0], node.inputs[1]
     assert q is not None
     assert k is not None
-    # Both sets and sizes take every symbol to be at least 1, so a size that may be 0 is a symbol less 1.
-    growing = {name for state in node.graph.states.values() for d in state.type.shape for name in symbols(d)}
+    # A size that may be 0 though its name does not say so, is a symbol less 1.
+    held = {name for state in node.graph.states.values() for d in state.type.shape for name in symbols(d)}
+    growing = {name for name in held if least(name) > 0}
     less: dict[str, Dim] = {name: symbol(name) - 1 for name in growing}
     if mask is None:
         return at_least(substitute_dim(k.shape[2], less), 1) is True
@@ -89,52 +93,9 @@ def _every_query_sees_a_key(node: Node, mask: MaskSet | None) -> bool:
         return False  # a size that is no affine expression
 
 
-def _softcap(score: Expr) -> float:
-    """c of ``c * tanh(s / c)``; 0 for any other score."""
-    match score:
-        case Call(fn="mul", args=(Const(value=c), Call(fn="tanh", args=(Call(fn="div", args=(x, Const(value=d))),)))):
-            return float(c) if x == _S and c == d and c > 0 else 0.0
-    return 0.0
-
-
-def _bias(score: Expr) -> Expr | None:
-    """What is added to s, in a sum in which s stands once; None for any other score."""
-    if not isinstance(score, Call) or score.fn not in ("add", "sub"):
-        return None
-    first, second = score.args
-    if "s" not in variables(second):
-        rest = second if score.fn == "add" else -second
-        if first == _S:
-            return rest
-        inner = _bias(first)
-        return None if inner is None else inner + rest
-    if score.fn == "add" and "s" not in variables(first):
-        if second == _S:
-            return first
-        inner = _bias(second)
-        return None if inner is None else first + inner
-    return None
-
-
-_TOTAL = frozenset({"add", "sub", "mul", "neg", "abs", "min", "max", "tanh", "sigmoid", "sin", "cos", "erf", "where"})
-
-
-def _is_finite(node: Node, bias: Expr) -> bool:
-    """Whether the bias is a finite number everywhere: a row of only -inf would give NaN instead of zeros."""
-    if any(isinstance(e, Call) and e.fn not in _TOTAL for e in walk(bias)):
-        return False
-    if any(isinstance(e, Const) and not np.isfinite(e.value) for e in walk(bias)):
-        return False
-    tensors = dict(zip(node.attr("loads"), node.inputs[3:], strict=True))
-    for name in loads(bias):
-        value = tensors[name]
-        data = None if value is None else value.constant
-        if data is None or data.is_missing or not bool(np.all(np.isfinite(data.array.astype(np.float64)))):
-            return False
-    return True
-
-
 def _fits(node: Node, dialect: Dialect) -> bool:
+    if dialect.buffers and cached.plan(node) is not None:
+        return True  # the writer puts another operator in its place
     return not (dialect.runtime and node.output.dtype is DType.FLOAT64) and _plan(node, dialect) is not None
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...ir import Dim, DType, SymDim, symbol, symbols
-from ...ir.dims import Atom, lower_bound, symbol_and_offset
+from ...ir import Dim, DType, SymDim, at_least, symbol, symbols
+from ...ir.dims import Atom, linear_unknown, lower_bound, symbol_and_offset
 
 if TYPE_CHECKING:
     from .emitter import Emitter, Ref
@@ -20,6 +21,9 @@ class Sizes:
     def __init__(self, emitter: Emitter) -> None:
         self._emitter = emitter
         self._origin: dict[str, tuple[Ref, int]] = {}
+        """Symbol → a tensor and an axis whose size it is, or is an expression in it and symbols known before it."""
+        self._formulas: list[tuple[Ref, int]] = []
+        """Axes of a size of which more than one symbol is not known yet."""
         self._known: dict[Dim, Ref] = {}
         self.may_be_zero: frozenset[str] = frozenset()
         """Sizes that a run may set to 0: those of states that no input fixes."""
@@ -28,8 +32,36 @@ class Sizes:
         """Notes which sizes the shape of a tensor gives."""
         for axis, d in enumerate(ref.shape):
             name = symbol_and_offset(d)[0] if isinstance(d, SymDim) else ""
-            if name:
-                self._origin.setdefault(name, (ref, axis))
+            if not name:
+                if symbols(d) - self._origin.keys():
+                    self._formulas.append((ref, axis))
+            elif name not in self._origin or self._is_formula(name):
+                self._origin[name] = (ref, axis)
+        self._solve()
+
+    def given(self, name: str, ref: Ref) -> None:
+        """States that a tensor int64[1] holds the size ``name``, whatever the shapes say."""
+        self._origin[name] = (replace(ref, shape=(symbol(name),)), 0)
+        self._known[symbol(name)] = self._emitter.share(ref)
+        self._solve()
+
+    def _is_formula(self, name: str) -> bool:
+        ref, axis = self._origin[name]
+        return symbols(ref.shape[axis]) != {name}
+
+    def _solve(self) -> None:
+        """Finds the symbols that are the only unknown one of a formula, with the factor 1 or -1."""
+        found = True
+        while found and self._formulas:
+            found = False
+            known = {name: symbol(name) for name in self._origin}
+            for ref, axis in self._formulas:
+                solved = linear_unknown(ref.shape[axis], known)
+                if solved is not None and abs(solved[1]) == 1:
+                    self._origin[solved[0]], found = (ref, axis), True
+                    break
+            if found:
+                self._formulas = [f for f in self._formulas if symbols(f[0].shape[f[1]]) - self._origin.keys()]
 
     def never_zero(self, d: Dim) -> bool:
         return (lower_bound(d) or 0) > 0 and not symbols(d) & self.may_be_zero
@@ -102,7 +134,7 @@ class Sizes:
         if atom.fn in ("min", "max"):
             return self._apply("Min" if atom.fn == "min" else "Max", *operands)
         top, bottom = atom.args
-        if (lower_bound(top) or -1) >= 0 and (lower_bound(bottom) or 0) > 0:
+        if at_least(top, 0) and at_least(bottom, 1):
             return self._apply("Div", *operands)
         # Div rounds towards zero and Mod has the divisor's sign, so this is the floor.
         exact = self._apply("Sub", operands[0], self._apply("Mod", *operands))
@@ -125,6 +157,11 @@ class Sizes:
             found = e.node("Gather", whole, e.ints([axis]), axis=0, shape=(1,), hint=name)
         shown = ref.shape[axis]
         self._known[shown] = e.share(found)
-        if shown != size:
+        if isinstance(shown - size, int) and shown != size:
             self._known[size] = e.share(self._apply("Add", found, self.one(size - shown)))
+        elif shown != size:
+            rest = linear_unknown(shown, {other: symbol(other) for other in symbols(shown) - {name}})
+            assert rest is not None  # ``_solve`` found it
+            operands = (found, self.one(rest[2])) if rest[1] > 0 else (self.one(rest[2]), found)
+            self._known[size] = e.share(self._apply("Sub", *operands))
         return self._known[size]

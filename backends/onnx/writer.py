@@ -1,11 +1,16 @@
 """A graph as an ONNX model.
 
-The model's inputs and outputs have the graph's names. A state NAME becomes an input ``past_NAME`` and, when the graph
-writes it, an output ``present_NAME`` to be fed back on the next run; all of these come last, in the states' order.
+The model's inputs and outputs have the graph's names. A state becomes an input and, when the graph writes it, an output
+to be fed back on the next run; all of these come last, in the states' order. The keys and values of attention N, the
+states ``N.key`` and ``N.value``, are called ``past_key_values.N.key`` and ``present.N.key`` as Hugging Face's exporters
+call them; another state NAME is ``past_NAME`` and ``present_NAME``, and described in the model's metadata.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 
@@ -13,17 +18,39 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ...ir import Graph, OutputError, Tensor, UsageError, Value
-from ...ir.dims import symbols
-from .emitter import Emitter, onnx_type, value_info
+from ...ir import DType, Graph, OutputError, State, Tensor, TensorType, UsageError, Value
+from ...ir.dims import symbol, symbols
+from .cached import in_buffers
+from .contrib import DOMAIN, GROUP_QUERY
+from .emitter import Emitter, Ref, onnx_type, value_info
 from .kernels import Dialect
 from .table import EMISSIONS
 
-__all__ = ["DEFAULT_OPSET", "Exported", "check_opset", "export", "to_tensor_proto", "write", "written_states"]
+__all__ = [
+    "BUFFERS_KEY",
+    "DEFAULT_OPSET",
+    "STATES_KEY",
+    "Exported",
+    "check_opset",
+    "export",
+    "past_name",
+    "present_name",
+    "to_tensor_proto",
+    "write",
+    "written_states",
+]
 
 DEFAULT_OPSET = 23
 _FIRST_OPSET = 13
 _LAST_OPSET = 25
+STATES_KEY = "attnc.states"
+"""The entry of the model's metadata that describes its states, in JSON."""
+
+BUFFERS_KEY = "attnc.buffers"
+"""The entry that says which states lie in buffers: "filled" gives by state the size that says how much of it is valid,
+"lengths" by size the input int64[1] that holds it."""
+
+_KEY_OR_VALUE = re.compile(r"\d+\.(key|value)")
 _PROTOBUF_LIMIT = 2**31 - 2**20
 """What a serialised model may have, less room for what is not weights."""
 
@@ -75,43 +102,84 @@ def to_tensor_proto(name: str, tensor: Tensor) -> onnx.TensorProto:
 
 def write(graph: Graph, dialect: Dialect) -> Exported:
     """Writes the graph in a dialect."""
+    graph, filled = in_buffers(graph, dialect) if dialect.buffers else (graph, {})
     e = Emitter(EMISSIONS, dialect)
     inputs = [value_info(e.names.unique(v.name), v.type) for v in graph.inputs]
     for value in graph.inputs:
         e.bind(value, value.name)
     output_names = _claim_outputs(graph, e)
+    described: dict[str, dict[str, str]] = {}
     for state in graph.states.values():
-        name = e.names.unique(f"past_{state.name}")
-        inputs.append(value_info(name, state.type))
+        name = e.names.unique(past_name(state.name))
+        inputs.append(value_info(name, buffer_type(state) if state.name in filled else state.type))
         e.past[state.name] = e.learn_state(name, state.type)
-    fixed = {name for v in graph.inputs for d in v.shape for name in symbols(d)}
+        described[state.name] = {"name": state.name, "input": name} | _describe(state)
+    fixed = {name for v in graph.inputs for d in v.shape for name in symbols(d) if d == symbol(name)}
     e.sizes.may_be_zero = frozenset(graph.size_names() - fixed)
+    lengths = {size: e.names.unique(f"{size}_length") for size in filled.values()}
+    for size, name in lengths.items():
+        inputs.append(value_info(name, TensorType(DType.INT64, (1,))))
+        e.sizes.given(size, Ref(name, DType.INT64, (1,)))
+    presents = {name: e.names.unique(present_name(name)) for name in written_states(graph)}
+    for state_name, value in written_states(graph).items():
+        if state_name in filled:
+            e.want(value, presents[state_name])
     e.emit_all(graph.nodes)
     outputs = [value_info(name, o.value.type) for name, o in zip(output_names, graph.outputs, strict=True)]
     for name, output in zip(output_names, graph.outputs, strict=True):
         e.alias(output.value, name)
     for state_name, value in written_states(graph).items():
-        name = e.names.unique(f"present_{state_name}")
+        name = presents[state_name]
         e.alias(value, name)
-        outputs.append(value_info(name, value.type))
+        outputs.append(value_info(name, buffer_type(graph.states[state_name]) if state_name in filled else value.type))
+        described[state_name]["output"] = name
     proto = helper.make_graph(
-        e.nodes, graph.name, inputs, outputs, value_info=e.value_infos, doc_string=_describe(graph)
+        e.nodes, graph.name, inputs, outputs, value_info=e.value_infos, doc_string=_explain(described.values())
     )
     opsets = [helper.make_opsetid("", dialect.opset)]
+    ir_version = helper.find_min_ir_version_for(opsets)
+    if any(node.domain == DOMAIN for node in e.nodes):
+        opsets.append(helper.make_opsetid(DOMAIN, 1))
     model = helper.make_model(
         proto,
         opset_imports=opsets,
-        ir_version=helper.find_min_ir_version_for(opsets),
+        ir_version=ir_version,
         producer_name="attnc",
         producer_version=_version(),
         doc_string=f"{graph.name}, written by attnc",
     )
+    props = {STATES_KEY: list(described.values())} if described else {}
+    if filled:
+        props[BUFFERS_KEY] = {"filled": filled, "lengths": lengths}
+    if props:
+        helper.set_model_props(model, {key: json.dumps(value, ensure_ascii=False) for key, value in props.items()})
     return Exported(model, e.names.initialisers)
 
 
+def buffer_type(state: State) -> TensorType:
+    """The type of the buffer that holds a state, [batch, heads, length, width]: longer than what is filled."""
+    shape = state.type.shape
+    return state.type.with_shape((*shape[:2], symbol("buffer_length"), shape[3]))
+
+
+def past_name(state: str) -> str:
+    """What the input that holds a state is called."""
+    return f"past_key_values.{state}" if _KEY_OR_VALUE.fullmatch(state) else f"past_{state}"
+
+
+def present_name(state: str) -> str:
+    """What the output that a state becomes is called."""
+    return f"present.{state}" if _KEY_OR_VALUE.fullmatch(state) else f"present_{state}"
+
+
 def written_states(graph: Graph) -> dict[str, Value]:
-    """The states that a run writes, in their order, and what it writes: the model's outputs ``present_NAME``."""
-    writes = {node.attr("state"): node.output for node in graph.nodes if node.op.has_effect and "state" in node.attrs}
+    """The states that a run writes, in their order, and what it writes: the model's last outputs."""
+    writes: dict[str, Value] = {}
+    for node in graph.nodes:
+        if node.op is GROUP_QUERY:
+            writes |= {node.attr("key_state"): node.outputs[1], node.attr("value_state"): node.outputs[2]}
+        elif node.op.has_effect and "state" in node.attrs:
+            writes[node.attr("state")] = node.output
     return {name: writes[name] for name in graph.states if name in writes}
 
 
@@ -129,8 +197,14 @@ def _claim_outputs(graph: Graph, e: Emitter) -> list[str]:
     return names
 
 
-def _describe(graph: Graph) -> str:
-    lines = [f"state {s.name}: feed present_{s.name} back as past_{s.name}" for s in graph.states.values()]
+def _describe(state: State) -> dict[str, str]:
+    """A state's type, what it begins as, and what it is."""
+    begin = "zeros, of size 0 where a size is the states' own" if state.initial is None else str(state.initial)
+    return {"type": str(state.type), "begin": begin} | ({"description": state.description} if state.description else {})
+
+
+def _explain(states: Iterable[Mapping[str, str]]) -> str:
+    lines = [f"state {s['name']}: feed {s['output']} back as {s['input']}" for s in states if "output" in s]
     return "\n".join(lines)
 
 

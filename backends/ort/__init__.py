@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...ir import Graph, TargetError
 from ..base import Executable, Options
 from ..onnx import OnnxBackend, installed
+
+if TYPE_CHECKING:
+    from ..onnx.kernels import Dialect
 
 __all__ = ["OrtBackend", "OrtCpuBackend", "OrtCudaBackend"]
 
@@ -42,6 +47,9 @@ class OrtCpuBackend(OrtBackend):
 
     name = "ort-cpu"
     providers = ("CPUExecutionProvider",)
+
+    def _dialect(self, options: Options) -> Dialect:
+        return replace(super()._dialect(options), buffers=True)
 
 
 class OrtCudaBackend(OrtBackend):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from ...ir import Array, ArtifactError, AttncError, DType, Graph, State, TargetError, Value
+from ...ir import Array, ArtifactError, AttncError, Dim, DType, Graph, TargetError, evaluate_dim
+from ...ir.evaluate import begin
 from ..base import Executable, Options
 from ..onnx import MODEL_FILE
-from ..onnx.emitter import onnx_type
 from ..onnx.kernels import Dialect
 from ..onnx.save import save
-from ..onnx.writer import Exported, embed, write, written_states
+from ..onnx.writer import BUFFERS_KEY, Exported, embed, write, written_states
+from .buffers import Buffers
+from .values import Staged, from_ort, to_ort
 
 __all__ = ["OrtExecutable"]
 
@@ -30,7 +34,11 @@ _QUIET = 4
 class OrtExecutable(Executable):
     """A model in ONNX Runtime, from the folder it was built in or written anew.
 
-    The model's inputs are the graph's, then the states; its outputs the graph's, then the states that are written.
+    The model's inputs are the graph's, then the states, then how far buffers are filled; its outputs the graph's, then
+    the states that are written. Everything is bound once: inputs are filled in place, caches that lie in buffers grow
+    in place, and what else a run writes is handed to the next one as it is.
+
+    ``options.extra["max_length"]`` fixes how many rows those buffers have room for.
     """
 
     def __init__(
@@ -44,13 +52,9 @@ class OrtExecutable(Executable):
     ) -> None:
         self._graph = graph
         self._target = target
-        settings = onnxruntime.SessionOptions()
-        settings.log_severity_level = _QUIET
-        if options.threads is not None:
-            settings.intra_op_num_threads = options.threads
-            settings.inter_op_num_threads = 1
+        self._dialect, self._providers, self._options = dialect, list(providers), options
         try:
-            self._session: Any = _open(graph, folder, dialect, settings, list(providers))
+            self._session: Any = _open(graph, folder, dialect, _settings(options), self._providers)
         except (AttncError, OSError):
             raise
         except Exception as error:  # ONNX Runtime's exceptions have no common base but Exception
@@ -61,30 +65,123 @@ class OrtExecutable(Executable):
                 f"the target {target} cannot work on this machine: {providers[0]} did not start "
                 f"(running: {', '.join(active)}); check the driver and the CUDA libraries that ONNX Runtime needs"
             )
-        self._inputs = [i.name for i in self._session.get_inputs()]
-        self._outputs = [o.name for o in self._session.get_outputs()]
-        self._written = [graph.states[name] for name in written_states(graph)]
+        names = [i.name for i in self._session.get_inputs()]
+        outputs = [o.name for o in self._session.get_outputs()]
+        given, held, written = len(graph.inputs), list(graph.states), list(written_states(graph))
+        self._inputs = {v.name: (name, v.dtype) for v, name in zip(graph.inputs, names, strict=False)}
+        self._past = dict(zip(held, names[given:], strict=False))
+        self._outputs = list(zip(outputs, (o.value.dtype for o in graph.outputs), strict=False))
+        self._present = dict(zip(written, outputs[len(graph.outputs) :], strict=True))
+        self._binding = self._session.io_binding()
+        self._staged: dict[str, Staged] = {}
+        self._handed: dict[str, Array] = {}
+        """The arrays behind the states that are bound as they are."""
+        self._buffers, self._lengths = self._make_buffers()
+        self._in_buffer = {name for buffers in self._buffers for name in buffers.names}
+        self._plain: OrtExecutable | None = None
+
+    def _make_buffers(self) -> tuple[list[Buffers], list[tuple[str, Dim]]]:
+        """The buffers of each size that says how far they are filled, with the input that takes it and the size of
+        what a run appends."""
+        text = self._session.get_modelmeta().custom_metadata_map.get(BUFFERS_KEY)
+        if text is None:
+            return [], []
+        about = json.loads(text)
+        buffers, lengths = [], []
+        for size, name in about["lengths"].items():
+            states = [state for state, own in about["filled"].items() if own == size]
+            (append,) = (n for n in self._graph.nodes if n.op.name == "state_append" and n.attr("state") == states[0])
+            buffers.append(Buffers(states, self._options.extra.get("max_length")))
+            lengths.append((name, append.operands[0].shape[2]))
+        return buffers, lengths
 
     def run(self, feeds: Mapping[str, Array], states: dict[str, Array]) -> dict[str, Array]:
-        arrays = [feeds[v.name] for v in self._graph.inputs] + [states[name] for name in self._graph.states]
-        given: list[Value | State] = [*self._graph.inputs, *self._graph.states.values()]
-        wanted = [o.value.type.dtype for o in self._graph.outputs] + [s.type.dtype for s in self._written]
+        more = [self._size(size, feeds, states) for _, size in self._lengths]
+        if self._is_chunk_of_rows(states, more):
+            return self._without_buffers().run(feeds, states)
+        filled = []
+        for buffers, (name, _), new in zip(self._buffers, self._lengths, more, strict=True):
+            length, fresh = buffers.load(states, new)
+            for state, value in fresh.items():
+                self._binding.bind_ortvalue_input(self._past[state], value)
+                self._binding.bind_ortvalue_output(self._present[state], value)
+            self._fill(name, np.array([length], np.int64), DType.INT64)
+            filled.append(length + new)
+        for name, (own, dtype) in self._inputs.items():
+            self._fill(own, feeds[name], dtype)
+        for name, own in self._past.items():
+            if name not in self._in_buffer and states[name] is not self._handed.get(name):
+                self._binding.bind_ortvalue_input(own, to_ort(states[name], self._graph.states[name].type.dtype))
+                self._handed[name] = states[name]
         try:
-            values = {
-                name: _to_ort(array, declared.type.dtype)
-                for name, array, declared in zip(self._inputs, arrays, given, strict=True)
-            }
-            found = self._session.run_with_ort_values(self._outputs, values)
-            results = [_from_ort(value, dtype) for value, dtype in zip(found, wanted, strict=True)]
+            results = self._run_bound()
         except Exception as error:
             what = f"{self._graph.name} ({self._target})"
             raise AttncError(f"ONNX Runtime failed on {what}: {_first_line(error)}") from error
-        count = len(self._graph.outputs)
-        states.update((state.name, array) for state, array in zip(self._written, results[count:], strict=True))
-        return {o.name: array for o, array in zip(self._graph.outputs, results, strict=False)}
+        for buffers, length in zip(self._buffers, filled, strict=True):
+            states.update(buffers.filled(length))
+        for name, own in self._present.items():
+            if name not in self._in_buffer:
+                states[name] = results[own]
+        return {o.name: results[own] for o, (own, _) in zip(self._graph.outputs, self._outputs, strict=True)}
+
+    def _run_bound(self) -> dict[str, Array]:
+        """Runs on what is bound; gives the results that are not in buffers, by the model's names."""
+        states = {own: self._graph.states[name].type.dtype for name, own in self._present.items()
+                  if name not in self._in_buffer}  # fmt: skip
+        wanted = dict(self._outputs) | states
+        for name in wanted:
+            self._binding.bind_output(name)  # each time: what was bound by the last run would be overwritten
+        self._session.run_with_iobinding(self._binding)
+        values = dict(zip((o.name for o in self._session.get_outputs()), self._binding.get_outputs(), strict=True))
+        passed = {own for own, _ in self._inputs.values()}
+        results = {name: from_ort(values[name], dtype) for name, dtype in wanted.items()}
+        return {name: array.copy() if name in passed else array for name, array in results.items()}
+
+    def _fill(self, name: str, array: Array, dtype: DType) -> None:
+        staged = self._staged.get(name)
+        if staged is None or not staged.fill(array):
+            self._staged[name] = staged = Staged(array, dtype)
+            self._binding.bind_ortvalue_input(name, staged.value)
+
+    def _size(self, size: Dim, feeds: Mapping[str, Array], states: Mapping[str, Array]) -> int:
+        """The value of a size in a run."""
+        if isinstance(size, int):
+            return size
+        for value in self._graph.inputs:
+            for axis, d in enumerate(value.shape):
+                if d == size:
+                    return int(feeds[value.name].shape[axis])
+        return evaluate_dim(size, begin(self._graph, feeds, dict(states)))
+
+    def _is_chunk_of_rows(self, states: Mapping[str, Array], more: Sequence[int]) -> bool:
+        """Whether several rows get several tokens each behind others, which the kernel that appends in place refuses:
+        "batch_size must be 1 when sequence_length > 1 and past context is given"."""
+        firsts = (states[buffers.names[0]] for buffers in self._buffers)
+        return any(x.shape[0] > 1 and x.shape[2] > 0 and new > 1 for x, new in zip(firsts, more, strict=True))
+
+    def _without_buffers(self) -> OrtExecutable:
+        """The same program with caches that are copied; made when it is needed first."""
+        if self._plain is None:
+            dialect = replace(self._dialect, buffers=False)
+            self._plain = OrtExecutable(
+                self._graph, None, dialect, self._providers, self._options, self._target
+            )
+        return self._plain
 
     def close(self) -> None:
-        self._session = None
+        self._session = self._binding = None
+        if self._plain is not None:
+            self._plain.close()
+
+
+def _settings(options: Options) -> Any:
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = _QUIET
+    if options.threads is not None:
+        settings.intra_op_num_threads = options.threads
+        settings.inter_op_num_threads = 1
+    return settings
 
 
 def _open(
@@ -108,28 +205,6 @@ def _through_folder(exported: Exported, settings: Any, providers: list[str]) -> 
         path = Path(name) / MODEL_FILE
         save(exported, path)
         return onnxruntime.InferenceSession(str(path), settings, providers=providers)
-
-
-def _to_ort(array: Array, dtype: DType) -> Any:
-    data = np.ascontiguousarray(array).reshape(array.shape)
-    if dtype is DType.BFLOAT16:
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(data.view(np.uint16), onnx_type(dtype))
-    return onnxruntime.OrtValue.ortvalue_from_numpy(data)
-
-
-def _from_ort(value: Any, dtype: DType) -> Array:
-    if dtype is DType.BFLOAT16:
-        return np.asarray(_bfloat16(value))
-    return np.asarray(value.numpy())
-
-
-def _bfloat16(value: Any) -> Array:
-    """NumPy has no bfloat16 of its own, so ONNX Runtime gives no array: the bits are copied from its memory."""
-    import ctypes
-
-    size = int(np.prod(value.shape(), dtype=np.int64))
-    raw = ctypes.string_at(value.data_ptr(), 2 * size) if size else b""
-    return np.frombuffer(raw, np.uint16).view(DType.BFLOAT16.numpy).reshape(value.shape()).copy()
 
 
 def _first_line(error: Exception) -> str:

@@ -20,7 +20,7 @@ from ...ir import (
     symbol,
     symbols,
 )
-from ...ir.dims import Atom, at_least, lower_bound
+from ...ir.dims import Atom, at_least, least
 
 __all__ = ["Sizes"]
 
@@ -66,7 +66,7 @@ class Sizes:
         except ParseError:
             return None
         names = symbols(parsed)
-        if text.isidentifier() or not names <= plain or (lower_bound(parsed) or -1) < 0:
+        if text.isidentifier() or not names <= plain or not at_least(parsed, 0):
             return None
         return substitute_dim(parsed, {name: symbol(self._identifier(name)) for name in names})
 
@@ -239,4 +239,4 @@ def _solve(a: Dim, b: Dim, name: str) -> Dim | None:
     if sign not in (1, -1):
         return None
     value = rest * -sign
-    return value if at_least(value, 2 if isinstance(value, int) else 1) else None
+    return value if at_least(value, 2 if isinstance(value, int) else least(name)) else None

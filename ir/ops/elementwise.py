@@ -11,8 +11,9 @@ from ..attributes import Attr
 from ..builder import Builder
 from ..elements import Elements
 from ..expr import Expr
-from ..graph import Value
+from ..graph import Node, Value
 from ..indexrules import binary_element, cast_element, power_element, unary_element, where_element
+from ..locality import Locality, broadcast_axes
 from ..operator import Array, Call, Operator, Run, Sample
 from ..types import DType, TensorType
 
@@ -53,6 +54,9 @@ class Unary(Operator):
 
     def index(self, elements: Elements) -> Expr | None:
         return unary_element(self.name, elements)
+
+    def locality(self, node: Node) -> Locality:
+        return broadcast_axes(node)
 
     def samples(self) -> Iterable[Sample]:
         x = self.sample
@@ -109,6 +113,9 @@ class Binary(Operator):
 
     def index(self, elements: Elements) -> Expr | None:
         return binary_element(self.name, elements)
+
+    def locality(self, node: Node) -> Locality:
+        return broadcast_axes(node)
 
     def samples(self) -> Iterable[Sample]:
         x, y = self._samples
@@ -224,6 +231,9 @@ class Pow(Operator):
     def index(self, elements: Elements) -> Expr | None:
         return power_element(elements)
 
+    def locality(self, node: Node) -> Locality:
+        return broadcast_axes(node)
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((_POSITIVE.astype(np.float32), np.array([0.5, 2, -1], np.float32)))
         yield Sample((_X.astype(np.float32), np.array([2], np.float32)))
@@ -247,6 +257,9 @@ class Where(Operator):
     def index(self, elements: Elements) -> Expr | None:
         return where_element(elements)
 
+    def locality(self, node: Node) -> Locality:
+        return broadcast_axes(node)
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X > 0, _X.astype(np.float32), np.array([-np.inf], np.float32)))
 
@@ -267,6 +280,9 @@ class Cast(Operator):
 
     def index(self, elements: Elements) -> Expr | None:
         return cast_element(elements)
+
+    def locality(self, node: Node) -> Locality:
+        return broadcast_axes(node)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X.astype(np.float32),), {"dtype": DType.INT64})
@@ -306,6 +322,9 @@ class Gelu(Operator):
             inner = b("erf", b.mul(x, float(np.sqrt(0.5))))
         return [b.mul(b.mul(x, 0.5), b.add(inner, 1.0))]
 
+    def locality(self, node: Node) -> Locality:
+        return broadcast_axes(node)
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X.astype(np.float32),))
         yield Sample((_X.astype(np.float32),), {"approximate": "tanh"})
@@ -328,6 +347,9 @@ class Silu(Operator):
         x = inputs[0]
         assert x is not None
         return [b.mul(x, b("sigmoid", x))]
+
+    def locality(self, node: Node) -> Locality:
+        return broadcast_axes(node)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X.astype(np.float32),))

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..graph import Node
+from ..locality import Locality
 from ..operator import Array, Call, Operator, Run, Sample
 from ..types import TensorType
 
@@ -35,6 +37,14 @@ class MatMul(Operator):
         if x.dtype.kind in "iu":
             return _integer_product(x, y)
         return np.asarray(np.matmul(x, y))
+
+    def locality(self, node: Node) -> Locality:
+        x, y = (v.type.rank for v in node.operands)
+        rank = node.output.type.rank
+        rows = rank - 1 - (y > 1)
+        left = (*range(rank - (y > 1) - x + 1, rows), *((rows,) if x > 1 else ()), None) if x > 1 else (None,)
+        right = (*range(rank - (x > 1) - y + 1, rank - 1 - (x > 1)), None, rank - 1) if y > 1 else (None,)
+        return left, right
 
     def samples(self) -> Iterable[Sample]:
         a = np.arange(24, dtype=np.float32).reshape(2, 3, 4) / 7

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..attributes import Attr
 from ..builder import Builder
-from ..graph import Value
+from ..graph import Node, Value
+from ..locality import Locality
 from ..operator import Array, Call, Operator, Run, Sample
 from ..types import DType, TensorType
 
@@ -58,6 +59,12 @@ class LayerNorm(Operator):
         y = b.cast(b.div(y, b("sqrt", b.add(square, attrs["eps"]))), x.dtype)
         y = y if weight is None else b.mul(y, weight)
         return [y if bias is None else b.add(y, bias)]
+
+    def locality(self, node: Node) -> Locality:
+        rank = node.output.type.rank
+        first = node.attr("axis") % rank
+        x = tuple(k if k < first else None for k in range(rank))
+        return (x, *(() if v is None else (None,) * v.type.rank for v in node.inputs[1:]))
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X, _W, _W + 1)[: len(self.inputs)])

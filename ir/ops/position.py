@@ -10,7 +10,8 @@ import numpy as np
 from ..attributes import Attr
 from ..builder import Builder
 from ..dims import Dim, at_least
-from ..graph import Value
+from ..graph import Node, Value
+from ..locality import Locality
 from ..operator import Array, Call, Operator, Run, Sample
 from ..types import DType, TensorType
 
@@ -87,6 +88,11 @@ class Rope(Operator):
             turned.append(part(2 * half, width - 2 * half))
         y = b("concat", *turned, axis=-1) if len(turned) > 1 else turned[0]
         return [b.cast(y, dtype)]
+
+    def locality(self, node: Node) -> Locality:
+        rank = node.output.type.rank
+        table = (rank - 2, None) if node.operands[1].type.rank == 2 else (0, rank - 2, None)
+        return (*range(rank - 1), None), table, table
 
     def samples(self) -> Iterable[Sample]:
         rng = np.random.default_rng(7)

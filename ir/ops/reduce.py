@@ -11,8 +11,9 @@ from ..attributes import Attr
 from ..builder import Builder
 from ..elements import Elements
 from ..expr import Expr
-from ..graph import Value
+from ..graph import Node, Value
 from ..indexrules import reduced, running_sum
+from ..locality import Locality, except_axes
 from ..operator import Array, Call, Operator, Run, Sample, normalise_axis
 from ..types import DType, TensorType
 
@@ -49,6 +50,9 @@ class Reduce(Operator):
 
     def index(self, elements: Elements) -> Expr | None:
         return reduced(self.name, elements)
+
+    def locality(self, node: Node) -> Locality:
+        return _kept_axes(node, node.attrs["axes"])
 
     def samples(self) -> Iterable[Sample]:
         x = _X > 0 if self.domain == "bool" else _X
@@ -93,6 +97,16 @@ _REDUCE = (
 )
 
 
+def _kept_axes(node: Node, axes: Any) -> Locality:
+    """The axes that a reduction leaves."""
+    rank = node.operands[0].type.rank
+    chosen = {a % rank for a in axes} if axes is not None else set(range(rank))
+    if node.attrs["keepdims"]:
+        return (tuple(None if k in chosen else k for k in range(rank)),)
+    places = iter(range(rank))
+    return (tuple(None if k in chosen else next(places) for k in range(rank)),)
+
+
 class ArgReduce(Operator):
     """y = the position (int64) of the largest or smallest element along ``axis``; of equals the first, or the last
     with ``last``."""
@@ -120,6 +134,9 @@ class ArgReduce(Operator):
         else:
             found = self.fn(x, axis=axis, keepdims=run.attrs["keepdims"])
         return np.asarray(found, np.int64)
+
+    def locality(self, node: Node) -> Locality:
+        return _kept_axes(node, (node.attrs["axis"],))
 
     def samples(self) -> Iterable[Sample]:
         x = np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 0.0]], np.float32)
@@ -159,6 +176,9 @@ class Cumulative(Operator):
 
     def index(self, elements: Elements) -> Expr | None:
         return running_sum(elements)
+
+    def locality(self, node: Node) -> Locality:
+        return except_axes(node, (node.attr("axis"),))
 
     def samples(self) -> Iterable[Sample]:
         for exclusive in (False, True):
@@ -216,6 +236,9 @@ class Softmax(Operator):
         axes = (attrs["axis"],)
         e = b("exp", b.sub(x, b("reduce_max", x, axes=axes, keepdims=True)))
         return [b.div(e, b("reduce_sum", e, axes=axes, keepdims=True))]
+
+    def locality(self, node: Node) -> Locality:
+        return except_axes(node, (node.attr("axis"),))
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X,))

@@ -11,7 +11,9 @@ from ..attributes import Attr
 from ..dims import at_least
 from ..elements import Elements
 from ..expr import Expr
+from ..graph import Node
 from ..indexrules import scattered_nd
+from ..locality import Locality, except_axes
 from ..operator import Array, Call, Operator, Run, Sample
 from ..types import DType, TensorType
 
@@ -70,6 +72,13 @@ class ScatterND(Operator):
     def index(self, elements: Elements) -> Expr | None:
         return scattered_nd(elements)
 
+    def locality(self, node: Node) -> Locality:
+        x, indices, _ = node.operands
+        width, places = indices.shape[-1], indices.type.rank - 1
+        own = tuple(None if k < width else k for k in range(x.type.rank))
+        new = (*(None,) * places, *range(width, x.type.rank))
+        return own, (None,) * indices.type.rank, new
+
     def samples(self) -> Iterable[Sample]:
         rows = np.array([[2], [-3]])
         yield Sample((_X, rows, -_X[:2]))
@@ -100,6 +109,12 @@ class ScatterElements(Operator):
         index: list[Any] = list(np.indices(indices.shape, sparse=True))
         index[run.attrs["axis"]] = indices
         return _write(x.copy(), tuple(index), updates, run.attrs["reduction"])
+
+    def locality(self, node: Node) -> Locality:
+        x, indices, _ = node.operands
+        axis = node.attr("axis") % x.type.rank
+        axes = tuple(None if k == axis or d != indices.shape[k] else k for k, d in enumerate(x.shape))
+        return axes, axes, axes
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X, np.array([[1, 0, 2, 0]]), -_X[:1]))
@@ -135,6 +150,9 @@ class TopK(Operator):
             order = np.argsort(x, axis, kind="stable")
         chosen = np.take(order, np.arange(k), axis)
         return np.take_along_axis(x, chosen, axis), chosen.astype(np.int64)
+
+    def locality(self, node: Node) -> Locality:
+        return except_axes(node, (node.attr("axis"),))
 
     def samples(self) -> Iterable[Sample]:
         x = np.array([[1, 3, 3, 0], [2, 2, 5, 2]], np.float32)

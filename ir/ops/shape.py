@@ -11,7 +11,9 @@ from ..attributes import Attr
 from ..dims import Dim, at_least, product
 from ..elements import Elements
 from ..expr import Expr, Var
+from ..graph import Node
 from ..indexrules import gather_element, gather_elements_element, gather_nd_element, glued, padded, reshaped
+from ..locality import Locality, broadcast_axes, except_axes
 from ..operator import Array, Call, Operator, Run, Sample
 from ..types import DType, TensorType
 
@@ -66,6 +68,10 @@ class Transpose(Operator):
         order = elements.attrs["order"]
         return elements.at(0, [elements.here[order.index(k)] for k in range(len(order))])
 
+    def locality(self, node: Node) -> Locality:
+        order = node.attr("order")
+        return (tuple(order.index(k) for k in range(len(order))),)
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X,), {"order": (2, 0, 1)})
 
@@ -89,6 +95,9 @@ class Expand(Operator):
 
     def index(self, elements: Elements) -> Expr | None:
         return elements.broadcast(0)
+
+    def locality(self, node: Node) -> Locality:
+        return broadcast_axes(node)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X[:, :1],), {"shape": (5, 2, 3, 4)})
@@ -121,6 +130,9 @@ class Concat(Operator):
 
     def index(self, elements: Elements) -> Expr | None:
         return glued(elements)
+
+    def locality(self, node: Node) -> Locality:
+        return except_axes(node, (node.attr("axis"),))
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X, _X[:, :1], _X), {"axis": 1})
@@ -177,6 +189,9 @@ class Slice(Operator):
             place[axis] = elements.dim(attrs["starts"][k]) + (place[axis] if step == 1 else place[axis] * step)
         return elements.at(0, [elements.simplify(part) for part in place])
 
+    def locality(self, node: Node) -> Locality:
+        return except_axes(node, node.attr("axes"))
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X,), {"axes": (1, 2), "starts": (1, 3), "sizes": (2, 2), "steps": (1, -3)})
         yield Sample((_X,), {"axes": (2,), "starts": (1,), "sizes": (2,), "steps": (2,)})
@@ -204,6 +219,11 @@ class Pad(Operator):
     def index(self, elements: Elements) -> Expr | None:
         return padded(elements)
 
+    def locality(self, node: Node) -> Locality:
+        x = node.operands[0].type
+        moved = [k for k in range(x.rank) if node.attr("before")[k] != 0 or node.attr("after")[k] != 0]
+        return except_axes(node, moved)[0], ()
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X[0], np.array(-1, np.float32)), {"before": (1, 0), "after": (0, 2)})
 
@@ -227,6 +247,12 @@ class Gather(Operator):
 
     def index(self, elements: Elements) -> Expr | None:
         return gather_element(elements)
+
+    def locality(self, node: Node) -> Locality:
+        x, indices = (v.type.rank for v in node.operands)
+        axis = node.attr("axis") % x
+        table = (*range(axis), None, *range(axis + indices, x - 1 + indices))
+        return table, tuple(range(axis, axis + indices))
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X, np.array([[0, 2], [-1, 1]])), {"axis": 1})
@@ -262,6 +288,12 @@ class GatherElements(Operator):
     def index(self, elements: Elements) -> Expr | None:
         return gather_elements_element(elements)
 
+    def locality(self, node: Node) -> Locality:
+        x, indices = node.operands
+        axis = node.attr("axis") % x.type.rank
+        table = tuple(None if k == axis or d != indices.shape[k] else k for k, d in enumerate(x.shape))
+        return table, tuple(range(x.type.rank))
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X, np.array([[[0, 1, 2, -1], [3, 3, 0, 0]]])), {"axis": 2})
 
@@ -295,6 +327,13 @@ class GatherND(Operator):
 
     def index(self, elements: Elements) -> Expr | None:
         return gather_nd_element(elements)
+
+    def locality(self, node: Node) -> Locality:
+        x, indices = node.operands
+        batch, width, places = node.attr("batch_dims"), indices.shape[-1], indices.type.rank - 1
+        rest = x.type.rank - batch - width
+        table = (*range(batch), *(None,) * width, *range(places, places + rest))
+        return table, (*range(places), None)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((_X, np.array([[0, 2], [1, -1]])))

@@ -10,7 +10,8 @@ import numpy as np
 from ..attributes import Attr
 from ..builder import Builder
 from ..dims import Dim
-from ..graph import Value
+from ..graph import Node, Value
+from ..locality import Locality, except_axes, no_axes
 from ..operator import Array, Call, Operator, Run, Sample
 from ..types import TensorType
 
@@ -69,6 +70,9 @@ class Conv(Operator):
         if bias is not None:
             y = y + bias.reshape(-1, *(1,) * rank)
         return np.asarray(y, x.dtype)
+
+    def locality(self, node: Node) -> Locality:
+        return (0, *(None,) * (node.output.type.rank - 1)), *no_axes(node)[1:]
 
     def samples(self) -> Iterable[Sample]:
         rng = np.random.default_rng(0)
@@ -134,6 +138,9 @@ class Dft(Operator):
             y = b.div(y, b.cast(b("size", value=n), x.dtype))
         back = [order.index(k) for k in range(x.type.rank)]
         return [b.transpose(y, back)]
+
+    def locality(self, node: Node) -> Locality:
+        return except_axes(node, (node.attr("axis"), -1))
 
     def samples(self) -> Iterable[Sample]:
         x = np.random.default_rng(0).normal(size=(2, 5, 3, 2)).astype(np.float32)

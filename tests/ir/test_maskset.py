@@ -165,8 +165,8 @@ def test_builders(mask: MaskSet, loop: Callable[[int, int, int], bool], words: s
     ("text", "words"),
     [
         ("[n,m] -> {[b,h,i,j] : j <= i + m - n}", "causal with offset m - n"),
-        ("j <= i + past and i + past - j < w", "causal with offset past, window w"),
-        ("j <= i + past and i + past - j < 128", "causal with offset past, window 128"),
+        ("j <= i + past and i + past - j < w", "causal, window w, after past tokens"),
+        ("j <= i + past and i + past - j < 128", "causal, window 128, after past tokens"),
         ("j <= i or j < p", "causal or prefix p"),
         ("j <= i and (i - j < w or j < 4)", "causal, (window w or prefix 4)"),
         ("not j > i", "causal"),

@@ -1,0 +1,101 @@
+"""What depends on inputs without a time axis alone, such as the encoder's half of a model: computed once, then kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..ir import Builder, Graph, Node, Value, product
+from ..ir.cacheplan import CacheState
+from ..ir.graph import State
+from .timing import TimingAnalysis
+
+__all__ = ["Frontier"]
+
+
+@dataclass(eq=False)
+class Frontier:
+    """The static values that the step reads (``wanted``): those made of constants are copied into it, the others are
+    states that ``prepare`` writes."""
+
+    graph: Graph
+    analysis: TimingAnalysis
+    wanted: list[Value]
+    states: list[CacheState] = field(default_factory=list)
+    kept: dict[Value, State] = field(default_factory=dict)
+    _given: dict[Value, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for value in self.graph.inputs:
+            self._given[value] = True
+        for node in self.graph.nodes:
+            given = any(self._given.get(v, False) for v in node.operands)
+            for value in node.outputs:
+                self._given[value] = given
+
+    def read(self, step: Graph, value: Value, names: Mapping[Value, str]) -> Value:
+        """A static value in the step."""
+        if not self._given.get(value, False):
+            return self._copied(step, value)
+        if value not in self.kept:
+            name = names.get(value, f"fixed.{value.name}")
+            node = value.producer
+            where = (node.source or node.op.name) if node is not None else f"input {value.name}"
+            self.kept[value] = step.add_state(State(name, value.type, description=f"fixed: {where}"))
+            proof = "depends on inputs that are the same at every step; computed once"
+            size = str(product(value.shape) * (value.dtype.bits // 8 or 1))
+            batch = 0 if value.type.rank and not isinstance(value.shape[0], int) else None
+            self.states.append(CacheState(name, "fixed", batch, None, where, size, proof))
+        return Builder(step, value.name)("state_read", state=self.kept[value].name)
+
+    def _copied(self, step: Graph, value: Value) -> Value:
+        mapping: dict[Value, Value] = {}
+        return _copy(step, value, mapping)
+
+    def prepare(self, names: Mapping[Value, str]) -> Graph | None:
+        """The graph that computes what is kept, or None when nothing is."""
+        if not self.kept:
+            return None
+        prepared = Graph(f"{self.graph.name}_prepare")
+        mapping: dict[Value, Value] = {}
+        for value in self.graph.inputs:
+            if not self.analysis[value].axes:
+                mapping[value] = prepared.add_input(value.name, value.type)
+        for value, state in self.kept.items():
+            prepared.add_state(state)
+            made = _copy(prepared, value, mapping)
+            Builder(prepared, value.name)("state_write", made, state=state.name)
+        return prepared
+
+
+def _copy(target: Graph, value: Value, mapping: dict[Value, Value]) -> Value:
+    """A value with everything that it is computed from."""
+    stack: list[Node] = [] if value.producer is None else [value.producer]
+    while stack:
+        node = stack[-1]
+        waiting = [v.producer for v in node.operands if v not in mapping and v.producer is not None]
+        if waiting:
+            stack += waiting
+            continue
+        stack.pop()
+        if node.outputs[0] in mapping:
+            continue
+        inputs = [None if v is None else _constant(target, v, mapping) for v in node.inputs]
+        made = target.add(
+            node.op,
+            *inputs,
+            attrs=node.attrs,
+            regions=tuple(r.copy() for r in node.regions),
+            names=[v.name for v in node.outputs],
+            types=[v.type for v in node.outputs],
+            source=node.source,
+        )
+        mapping.update(zip(node.outputs, made, strict=True))
+    return _constant(target, value, mapping)
+
+
+def _constant(target: Graph, value: Value, mapping: dict[Value, Value]) -> Value:
+    if value not in mapping:
+        assert value.constant is not None, value
+        mapping[value] = target.add_constant(value.constant, value.name)
+    return mapping[value]
