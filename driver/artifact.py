@@ -2,6 +2,7 @@
 
     attnc.json           what it is and how it was made; sizes and hashes of the other files; where each weight lies
     program.attnc        the final graph as text
+    prepare.attnc        the graph of the encoder half, where there is one; the backend's files for it lie in prepare/
     source.attnc         the model as it was loaded, as text
     weights.safetensors  the constants that the backend did not put into files of its own
     …                    the backend's own files
@@ -20,6 +21,7 @@ from typing import Any
 
 from ..backends.base import Backend, Options, Placement
 from ..ir import ArtifactError, AttncError, Graph, OutputError, parse
+from ..ir.cacheplan import CachePlan
 from .folder import check_replaceable, new_folder
 from .report import Report
 from .targets import attnc_version
@@ -30,6 +32,8 @@ __all__ = ["MANIFEST", "Contents", "check_output", "is_artifact", "read", "write
 FORMAT = 1
 MANIFEST = "attnc.json"
 PROGRAM = "program.attnc"
+PREPARE = "prepare.attnc"
+PREPARE_FOLDER = "prepare"
 SOURCE = "source.attnc"
 WEIGHTS = "weights.safetensors"
 
@@ -45,10 +49,20 @@ class Contents:
     version: str
     _texts: Mapping[str, str] = field(repr=False)
     _weights: MappedWeights = field(repr=False)
+    plan: CachePlan | None = None
 
     def program(self) -> Graph:
         """The final graph."""
         return self._graph(PROGRAM)
+
+    @property
+    def has_prepare(self) -> bool:
+        """Whether there is an encoder half."""
+        return PREPARE in self._texts
+
+    def prepare(self) -> Graph:
+        """The graph of the encoder half."""
+        return self._graph(PREPARE)
 
     def source(self) -> Graph:
         """The model as it was loaded."""
@@ -90,7 +104,16 @@ def _files(folder: Path) -> set[str]:
 
 
 def write(
-    path: Path, graph: Graph, source: Graph, backend: Backend, target: str, options: Options, report: Report
+    path: Path,
+    graph: Graph,
+    source: Graph,
+    backend: Backend,
+    target: str,
+    options: Options,
+    report: Report,
+    *,
+    plan: CachePlan | None = None,
+    prepare: Graph | None = None,
 ) -> None:
     """Writes an artifact; the backend builds its part. An older artifact at ``path`` is replaced in one step.
 
@@ -98,12 +121,18 @@ def write(
     """
     with new_folder(path, _foreign) as folder:
         placed = dict(backend.build(graph, folder, options))
-        reserved = {MANIFEST, PROGRAM, SOURCE, WEIGHTS} & _files(folder)
+        if prepare is not None:
+            placed = _build_prepare(prepare, folder / PREPARE_FOLDER, backend, options) | placed
+        reserved = {MANIFEST, PROGRAM, PREPARE, SOURCE, WEIGHTS} & _files(folder)
         if reserved:
             raise OutputError(f"the backend {target} wrote {', '.join(sorted(reserved))}, which is attnc's own name")
         (folder / PROGRAM).write_text(str(graph), encoding="utf-8")
         (folder / SOURCE).write_text(str(source), encoding="utf-8")
-        rest = {digest: t for digest, t in tensors_of((graph, source)).items() if digest not in placed}
+        graphs = [graph, source]
+        if prepare is not None:
+            (folder / PREPARE).write_text(str(prepare), encoding="utf-8")
+            graphs.append(prepare)
+        rest = {digest: t for digest, t in tensors_of(graphs).items() if digest not in placed}
         if rest:
             placed |= write_safetensors(folder / WEIGHTS, rest)
         manifest = {
@@ -114,7 +143,8 @@ def write(
             "inputs": [{"name": v.name, "type": str(v.type)} for v in graph.inputs],
             "outputs": [{"name": o.name, "type": str(o.value.type)} for o in graph.outputs],
             "states": [
-                {"name": s.name, "type": str(s.type), "description": s.description} for s in graph.states.values()
+                {"name": s.name, "type": str(s.type), "description": s.description}
+                for s in ({**prepare.states, **graph.states} if prepare is not None else graph.states).values()
             ],
             "files": {
                 name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
@@ -125,8 +155,21 @@ def write(
             },
             "report": report.to_dict(),
         }
+        if plan is not None:
+            manifest["plan"] = plan.to_dict()
+        if prepare is not None:
+            manifest["prepare"] = {"inputs": [{"name": v.name, "type": str(v.type)} for v in prepare.inputs]}
         text = json.dumps(manifest | {"checksum": _checksum(manifest)}, indent=1, ensure_ascii=False, allow_nan=False)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def _build_prepare(graph: Graph, folder: Path, backend: Backend, options: Options) -> dict[str, Placement]:
+    """The backend's part of the encoder half, in a folder of its own."""
+    folder.mkdir(exist_ok=True)
+    return {
+        digest: Placement(f"{PREPARE_FOLDER}/{place.file}", place.offset, place.nbytes)
+        for digest, place in backend.build(graph, folder, options).items()
+    }
 
 
 def _sha256(path: Path) -> str:
@@ -173,7 +216,8 @@ def _contents(path: Path, manifest: Mapping[str, Any]) -> Contents:
     files = {str(name): (int(f["size"]), str(f["sha256"])) for name, f in manifest["files"].items()}
     for name in files:
         _check_inside(path, name)
-    for name in (PROGRAM, SOURCE):
+    texts = (PROGRAM, SOURCE, *([PREPARE] if "prepare" in manifest else []))
+    for name in texts:
         if name not in files:
             raise ArtifactError(f"{path / MANIFEST}: the list of files lacks {name}")
     table = {}
@@ -193,8 +237,9 @@ def _contents(path: Path, manifest: Mapping[str, Any]) -> Contents:
         Options(options["opset"], options["threads"], dict(options["extra"])),
         Report.from_dict(manifest["report"]),
         str(manifest["attnc"]),
-        {name: _read_text(path / name) for name in (PROGRAM, SOURCE)},
+        {name: _read_text(path / name) for name in texts},
         MappedWeights(path, table),
+        CachePlan.from_dict(manifest["plan"]) if "plan" in manifest else None,
     )
 
 

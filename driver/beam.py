@@ -66,11 +66,9 @@ def _search(
                 total, tokens, _ = kept[-1] if number == count else kept.pop()
                 ended.append(Beam(tokens, total, total / len(tokens) ** power))
         ended = sorted(ended, key=lambda beam: -beam.score)[:beams]
-        if (
-            number == count
-            or not kept
-            or (len(ended) == beams and ended[-1].score >= _bound(kept[0][0], number, count, power))
-        ):
+        if number == count or not kept:
+            break
+        if len(ended) == beams and ended[-1].score >= _bound(kept[0][0], number, count, power):
             break
         session.reorder([parent for _, _, parent in kept])
         running = [(total, tokens) for total, tokens, _ in kept]
@@ -90,4 +88,4 @@ def _largest(x: Array, count: int) -> Array:
 def _bound(total: float, length: int, most: int, power: float) -> float:
     """The highest score that a beginning of this log-probability can still reach: it only falls, and is divided by the
     power of a length from ``length + 1`` to ``most``."""
-    return max(total / n**power for n in (length + 1, most))
+    return max(float(total / n**power) for n in (length + 1, most))

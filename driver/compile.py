@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from ..backends.base import Options
 from ..ir import Graph, ModelError, UsageError
 from . import pipeline
+from .caching import CacheOptions, add_cache
 from .load import load
 from .program import Program
 from .report import Report, attentions_of
@@ -23,15 +25,25 @@ def compile(
     opset: int | None = None,
     threads: int | None = None,
     verify: bool = False,
+    *,
+    all_logits: bool = False,
+    max_length: int | None = None,
+    rings: bool = True,
+    time: str | None = None,
+    tokens: str | None = None,
 ) -> Program:
     """Compiles a graph, or whatever ``load`` takes, for a target. The graph given is not changed.
 
+    With ``cache`` the program runs on new tokens alone and keeps what it needs of those before, which is proved to give
+    the same; LeakError says at which node a model reads the future. The options behind ``verify`` are those of
+    ``CacheOptions``.
     ``opset`` is the ONNX opset of targets that write ONNX, ``threads`` how many a run may use; None leaves the choice
     to the backend. With ``verify`` the program is compared with the model in float64, and VerifyError raised when
     they differ. Raises UsageError for options that do not exist, TargetError when the backend cannot work here, and
     ModelError for a model that is wrong or has what the target lacks.
     """
-    return compile_graph(source, target, cache, Options(opset, threads), verify)
+    caching = CacheOptions(all_logits, rings, time, tokens, max_length)
+    return compile_graph(source, target, cache, Options(opset, threads), verify, caching=caching)
 
 
 def compile_graph(
@@ -41,12 +53,15 @@ def compile_graph(
     options: Options | None = None,
     verify: bool = False,
     progress: pipeline.Progress = pipeline.silent,
+    caching: CacheOptions | None = None,
 ) -> Program:
     """``compile`` with all options of a backend, and with progress shown."""
-    options = options or Options()
-    if cache:
-        raise UsageError("cache insertion is not available in this version; compile without it")
-    for name, value in (("opset", options.opset), ("threads", options.threads)):
+    options, caching = options or Options(), caching or CacheOptions()
+    _check_cache_options(cache, caching)
+    if caching.max_length is not None:
+        options = replace(options, extra={**options.extra, "max_length": caching.max_length})
+    numbers = (("opset", options.opset), ("threads", options.threads), ("max_length", caching.max_length))
+    for name, value in numbers:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
     backend = find_backend(target)
@@ -60,17 +75,35 @@ def compile_graph(
     report = Report(
         attentions=attentions_of(first.graph), operators_before=model.operator_counts(), notes=dict(first.notes)
     )
-    lowered = pipeline.run(
-        first.graph, pipeline.lowering(lambda node: backend.supports(node, options)), progress=progress
-    )
-    report.notes |= lowered.notes
-    report.add_refusals([*first.refusals, *lowered.refusals])
-    report.operators_after = lowered.graph.operator_counts()
-    program = Program(lowered.graph, model.copy() if model is source else model, target, options, report, None, backend)
+    graph, plan, prepare = first.graph, None, None
+    if cache:
+        with progress("insert-cache"):
+            cached = add_cache(graph, caching, report)
+        graph, plan, prepare = cached.step, cached.plan, cached.prepare
+
+    def lower(graph: Graph) -> Graph:
+        lowered = pipeline.run(
+            graph, pipeline.lowering(lambda node: backend.supports(node, options)), progress=progress
+        )
+        report.notes |= lowered.notes
+        report.add_refusals(lowered.refusals)
+        return lowered.graph
+
+    report.add_refusals(first.refusals)
+    graph, prepare = lower(graph), None if prepare is None else lower(prepare)
+    report.operators_after = graph.operator_counts()
+    original = model.copy() if model is source else model
+    program = Program(graph, original, target, options, report, None, backend, plan=plan, prepare=prepare)
     if verify:
         with progress("comparing with the model in float64"):
             program.verify().check()
     return program
+
+
+def _check_cache_options(cache: bool, options: CacheOptions) -> None:
+    given = [name for name, value in vars(options).items() if value != getattr(CacheOptions(), name)]
+    if given and not cache:
+        raise UsageError(f"{given[0]} is an option of a cache: compile with cache=True")
 
 
 def _check_data(graph: Graph) -> None:

@@ -83,12 +83,20 @@ def add_padding_inputs(graph: Graph, plan: CachePlan, length: int | None = None)
     if "mask" not in roles:
         plan = add_attention_mask(graph, plan)
         notes.append(f"{MASK} added: a key counts where it is not 0")
-    if "positions" not in roles:
+    if "positions" in roles:
+        return graph, plan, notes
+    try:
         plan, changed = add_position_ids(graph, plan, POSITIONS, length)
+    except UsageError as error:
+        if not plan.padding:
+            raise
+        changed = []
+        notes.append(f"{POSITIONS} not added, and padding on the left needs none: {error}")
+    else:
         notes.append(
-            f"{POSITIONS} added: {', '.join(changed)} read at them"
+            f"{POSITIONS} added: {', '.join(changed)} looked up at them"
             if changed
-            else f"{POSITIONS} not added: nothing but the order of tokens tells their positions"
+            else f"{POSITIONS} not added: positions count nowhere but in attention, by the order of tokens"
         )
     return graph, plan, notes
 

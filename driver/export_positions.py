@@ -8,12 +8,28 @@ table of all positions, at those; the table holds what the graph itself gives wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
 
-from ..ir import Builder, Dim, DType, Graph, Node, Tensor, TensorType, UsageError, Value, evaluate, symbol, symbols
+from ..ir import (
+    AttncError,
+    Builder,
+    Dim,
+    DType,
+    Graph,
+    InputError,
+    Node,
+    Tensor,
+    TensorType,
+    UsageError,
+    Use,
+    Value,
+    evaluate,
+    symbol,
+    symbols,
+)
 from ..ir.affine import Domain
 from ..ir.cacheplan import CachePlan, TimeInput
 from ..ir.elements import IndexAnalysis
@@ -34,11 +50,11 @@ def add_position_ids(graph: Graph, plan: CachePlan, name: str, length: int | Non
     """
     counting = _counting(graph)
     analysis = IndexAnalysis(graph)
-    found = [
-        (value, axis)
+    found = {
+        value: axis
         for value in _given_to_others(graph, counting)
         if (axis := _position_axis(analysis, plan, value)) is not None
-    ]
+    }
     if not found:
         return plan, []
     limits = [n for n in (plan.max_length, length) if n is not None]
@@ -47,39 +63,80 @@ def add_position_ids(graph: Graph, plan: CachePlan, name: str, length: int | Non
             "positions that are fed are looked up in a table, and nothing in the model says how many there are: "
             "give the context length"
         )
-    batch = symbol(plan.batch) if plan.batch else None
-    ids = next((graph.value(i.name) for i in plan.inputs if i.role == "ids"), None)
-    if ids is None or ids.type.rank != 2:
-        raise UsageError("positions are fed beside token ids [batch, new], which the model does not take")
-    rows: Dim = ids.shape[0] if batch is None else batch
-    uses = [(value, axis, use) for value, axis in found for use in value.uses if use.node not in counting]
-    places = [_batch_axis(value, axis, use.node, use.position, rows) for value, axis, use in uses]
-    tables = {value: _table(graph, plan, value, axis, min(limits)) for value, axis in found}
+    rows = _rows(graph, plan)
+    reads = [read for value, axis in found.items() for read in _reads(value, axis, counting, rows)]
+    tables = {value: _table(graph, plan, value, axis, min(limits)) for value, axis in found.items()}
     if name in graph.values:
         graph.rename(graph.value(name), f"{name}.value")
     positions = graph.add_input(name, TensorType(DType.INT64, (rows, symbol(plan.time))))
+    constants = {value: graph.add_constant(table, f"{value.name}.table") for value, table in tables.items()}
     looked_up: dict[tuple[Value, int], Value] = {}
     first = next(iter(graph.nodes), None)
-    for (value, axis, use), place in zip(uses, places, strict=True):
-        if (value, place) not in looked_up:
+    for read in reads:
+        key = (read.value, read.place)
+        if key not in looked_up:
             with graph.insert_before(first):
-                b = Builder(graph, f"{value.name} at {name}")
-                table = graph.add_constant(tables[value], f"{value.name}.table")
-                looked_up[value, place] = _look_up(b, table, positions, value, axis, place)
-        graph.set_input(use.node, use.position, looked_up[value, place])
+                b = Builder(graph, f"{read.value.name} at {name}")
+                looked_up[key] = _look_up(b, constants[read.source], positions, read)
+        graph.set_input(read.use.node, read.use.position, looked_up[key])
     graph.remove_unused()
     inputs = (*plan.inputs, TimeInput(name, 1, "positions"))
-    return replace(plan, inputs=inputs, max_length=min(limits)), [str(value) for value, _ in found]
+    return replace(plan, inputs=inputs, max_length=min(limits)), [str(value) for value in found]
+
+
+def _rows(graph: Graph, plan: CachePlan) -> Dim:
+    ids = next((graph.value(i.name) for i in plan.inputs if i.role == "ids"), None)
+    if ids is None or ids.type.rank != 2:
+        raise UsageError("positions are fed beside token ids [batch, new], which the model does not take")
+    return ids.shape[0]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A use of a value that tells positions along ``axis``: ``source`` itself, or a ``cut`` of it (start and size).
+    ``place`` says where the rows come in, see ``_batch_axis``."""
+
+    source: Value
+    value: Value
+    axis: int
+    use: Use
+    place: int
+    cut: tuple[Dim, Dim] | None = None
+
+
+def _reads(source: Value, axis: int, counting: set[Node], rows: Dim) -> list[_Read]:
+    """All uses of a value by nodes that do not count themselves, through the cuts that are made of it."""
+    found = []
+    for use in source.uses:
+        if use.node in counting:
+            continue
+        if not _is_cut(use.node):
+            place = _batch_axis(source, axis, use.node, use.position, rows)
+            found.append(_Read(source, source, axis, use, place))
+            continue
+        if use.node.attr("axes") != (axis,) or use.node.attr("steps") not in (None, (1,)):
+            _refuse(source, "it is cut along another axis than its positions")
+        cut, value = (use.node.attr("starts")[0], use.node.attr("sizes")[0]), use.node.output
+        for other in value.uses:
+            place = _batch_axis(value, axis, other.node, other.position, rows)
+            found.append(_Read(source, value, axis, other, place, cut))
+    return found
 
 
 def _counting(graph: Graph) -> set[Node]:
-    """The nodes that compute with nothing but constants and sizes."""
+    """The nodes that compute with nothing but constants and sizes, less the cuts of what they give."""
     found: set[Node] = set()
     for node in graph.nodes:
-        if not node.op.has_effect and not node.op.name.startswith("state_"):
-            if all(v.constant is not None or v.producer in found for v in node.operands):
-                found.add(node)
+        held = node.op.has_effect or "state" in node.attrs or _is_cut(node)
+        if not held and all(v.constant is not None or v.producer in found for v in node.operands):
+            found.add(node)
     return found
+
+
+def _is_cut(node: Node) -> bool:
+    """Whether a slice takes some times out of all, such as the last: an axis has a size that varies no more."""
+    x = node.operands[0].shape if node.op.name == "slice" else ()
+    return any(symbols(d) and not symbols(new) for d, new in zip(x, node.output.shape, strict=False))
 
 
 def _given_to_others(graph: Graph, counting: set[Node]) -> list[Value]:
@@ -166,7 +223,13 @@ def _table(graph: Graph, plan: CachePlan, value: Value, axis: int, length: int) 
     alone.add_output(mapping[value], "table")
     counts = {plan.time: length, plan.past: 0}
     feeds = {f"size.{name}": np.zeros(counts.get(name, 1), np.bool_) for name in names}
-    return Tensor(np.ascontiguousarray(np.moveaxis(evaluate(alone, feeds)["table"], axis, 0)), value.dtype)
+    try:
+        table = evaluate(alone, feeds)["table"]
+    except InputError:
+        raise
+    except AttncError as error:
+        raise UsageError(f"{value} does not have {length} positions; give a shorter context length ({error})") from error
+    return Tensor(np.ascontiguousarray(np.moveaxis(table, axis, 0)), value.dtype)
 
 
 def _constant(graph: Graph, value: Value) -> Value:
@@ -185,16 +248,20 @@ def _ancestors(value: Value) -> set[Node]:
     return found
 
 
-def _look_up(b: Builder, table: Value, positions: Value, value: Value, axis: int, place: int) -> Value:
+def _look_up(b: Builder, table: Value, positions: Value, read: _Read) -> Value:
     """The rows of the table at the positions, in the value's own order of axes; see ``_batch_axis``."""
-    rank = value.type.rank
+    rank, axis = read.value.type.rank, read.axis
+    if read.cut is not None:
+        start, size = read.cut
+        positions = b("slice", positions, axes=(1,), starts=(start,), sizes=(size,))
     others = [k for k in range(rank) if k != axis]
     found = b("gather", table, positions, axis=0)  # [batch, new, other axes…]
-    order = [0, *(1 if k == axis else 2 + others.index(k) for k in range(rank))]
-    found = b.transpose(found, order)
+    order = (0, *(1 if k == axis else 2 + others.index(k) for k in range(rank)))
+    if order != tuple(range(rank + 1)):
+        found = b.transpose(found, order)
     shape: Sequence[Dim] = found.shape
-    if place >= 0:  # rows before the first axis, with ``place`` axes of 1 between
-        return b.reshape(found, (shape[0], *(1,) * place, *shape[1:]))
-    k = rank + place
+    if read.place >= 0:  # rows before the first axis, with ``place`` axes of 1 between
+        return b.reshape(found, (shape[0], *(1,) * read.place, *shape[1:]))
+    k = rank + read.place
     found = b.reshape(found, (*shape[: k + 1], *shape[k + 2 :]))
     return found if k == 0 else b.transpose(found, (*range(1, k + 1), 0, *range(k + 1, rank)))

@@ -121,9 +121,8 @@ def _stream(
         tokens: list[int | None] = [None] * len(made)
         for row, before in enumerate(lane.history):
             if not done[row]:
-                token = sampling.choose(
-                    logits[row], np.concatenate([before, np.asarray(made[row], np.int64)]), rngs[row]
-                )
+                seen = np.concatenate([before, np.asarray(made[row], np.int64)])
+                token = sampling.choose(logits[row], seen, rngs[row])
                 made[row].append(token)
                 tokens[row] = token
                 done[row] = stops.reached(made[row])
@@ -147,9 +146,8 @@ def _lanes(session: Session, rows: list[Array], feeds: Mapping[str, Any]) -> lis
         longest = lengths[-1]
         ids = np.stack([np.concatenate([np.full(longest - len(row), PAD), row]) for row in rows])
         mask = np.stack([np.arange(longest) >= longest - len(row) for row in rows])
-        return [
-            _Lane(list(range(len(rows))), session, ids, {**feeds, time.mask.name: time.place(time.mask, mask)}, rows)
-        ]
+        masked = {**feeds, time.mask.name: time.place(time.mask, mask)}
+        return [_Lane(list(range(len(rows))), session, ids, masked, rows)]
     groups: list[list[int]] = [[k for k, row in enumerate(rows) if len(row) == length] for length in lengths]
     if few:
         groups = [[k] for k in range(len(rows))]

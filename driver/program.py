@@ -10,9 +10,10 @@ from typing import Any
 
 from ..backends.base import Backend, Options
 from ..ir import Graph
+from ..ir.cacheplan import CachePlan
 from . import artifact
 from .report import Report
-from .session import Session
+from .session import Half, Session
 from .targets import find_backend
 from .verify import Verification, verify_program
 
@@ -20,7 +21,10 @@ __all__ = ["Program", "open_program"]
 
 
 class Program:
-    """What ``compile`` and ``open`` give. ``graph`` is the final graph, ``source`` the model as it was loaded."""
+    """What ``compile`` and ``open`` give. ``graph`` is the final graph, ``source`` the model as it was loaded.
+
+    Of a program with a cache, ``plan`` says what the states hold and ``prepare`` is the encoder half, if there is one.
+    """
 
     def __init__(
         self,
@@ -31,10 +35,15 @@ class Program:
         report: Report,
         folder: Path | None = None,
         backend: Backend | None = None,
+        *,
+        plan: CachePlan | None = None,
+        prepare: Graph | Callable[[], Graph] | None = None,
     ) -> None:
         self._graph = graph
         self._source = source
+        self._prepare = prepare
         self._backend = backend
+        self.plan = plan
         self.target = target
         self.options = options
         self.report = report
@@ -48,6 +57,10 @@ class Program:
     def source(self) -> Graph:
         return self._source if isinstance(self._source, Graph) else self._source()
 
+    @cached_property
+    def prepare(self) -> Graph | None:
+        return self._prepare if self._prepare is None or isinstance(self._prepare, Graph) else self._prepare()
+
     @property
     def backend(self) -> Backend:
         """The backend of the target. Raises TargetError when it cannot work here."""
@@ -59,11 +72,22 @@ class Program:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the program as an artifact, a folder. Raises OutputError, after which ``path`` is as it was."""
-        artifact.write(Path(path), self.graph, self.source, self.backend, self.target, self.options, self.report)
+        artifact.write(
+            Path(path), self.graph, self.source, self.backend, self.target, self.options, self.report,
+            plan=self.plan, prepare=self.prepare,
+        )  # fmt: skip
 
-    def session(self) -> Session:
-        """The program, ready to run."""
-        return Session(self.graph, self.backend.load(self.graph, self.folder, self.options))
+    def session(self, batch: int | None = None, max_length: int | None = None) -> Session:
+        """The program, ready to run. ``batch`` fixes how many rows a run has, ``max_length`` how many tokens a session
+        may see; by default the option ``max_length`` of the program, if it has one. Raises UsageError."""
+        prepare = None
+        if max_length is None:
+            max_length = self.options.extra.get("max_length")
+        if self.prepare is not None:
+            folder = None if self.folder is None else self.folder / artifact.PREPARE_FOLDER
+            prepare = Half(self.prepare, self.backend.load(self.prepare, folder, self.options))
+        executable = self.backend.load(self.graph, self.folder, self.options)
+        return Session(self.graph, executable, plan=self.plan, prepare=prepare, batch=batch, max_length=max_length)
 
     def verify(
         self, feeds: Mapping[str, Any] | None = None, seed: int = 0, tolerance: float | None = None, **sizes: int
@@ -87,5 +111,6 @@ def open_program(path: str | os.PathLike[str]) -> Program:
     """The program in the folder of an artifact. Raises ArtifactError when anything in it is missing or altered."""
     contents = artifact.read(Path(path))
     return Program(
-        contents.program, contents.source, contents.target, contents.options, contents.report, contents.folder
-    )
+        contents.program, contents.source, contents.target, contents.options, contents.report, contents.folder,
+        plan=contents.plan, prepare=contents.prepare if contents.has_prepare else None,
+    )  # fmt: skip

@@ -29,11 +29,15 @@ class AttentionReport:
 
 @dataclass(frozen=True)
 class CacheReport:
-    """One state that keeps results between runs, and why that changes no result."""
+    """One state that keeps results between runs, and why that changes no result. ``kind`` as in ``CacheState``, ``size``
+    in bytes as a formula of the sizes; ``length`` is the number of tokens seen."""
 
     state: str
     type: str
     proof: str
+    kind: str = "append"
+    node: str = ""
+    size: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ class Report:
                 lines.append(f"    reads: {', '.join(a.loads)}")
         if self.caches:
             lines.append(f"caches: {len(self.caches)}")
-            lines += [f"  {c.state}: {c.type}; {c.proof}" for c in self.caches]
+            lines += [f"  {c.state} ({c.kind}): {c.type}, {c.size or '?'} bytes; {c.proof}" for c in self.caches]
         if self.refusals:
             lines.append(f"refused: {len(self.refusals)}")
             lines += [f"  {r.what} at {r.node}: {r.reason}" for r in self.refusals]

@@ -67,9 +67,8 @@ class Sampling:
             keep = x.size if self.top_k is None else min(self.top_k, x.size)
             p[order[keep:]] = 0
             if self.top_p is not None:
-                before = np.concatenate(
-                    [[0.0], np.cumsum(p[order])[:-1]]
-                )  # a token stays while those before it fall short of p
+                # A token stays while those before it fall short of p.
+                before = np.concatenate([[0.0], np.cumsum(p[order])[:-1]])
                 p[order[before >= self.top_p * p.sum()]] = 0
         return np.asarray(p / p.sum())
 

@@ -14,7 +14,7 @@ from ..ir import AttncError, Graph, InputError, TensorType, UsageError, Value
 from ..ir.cacheplan import CachePlan, CacheState
 from ..ir.evaluate import bind_sizes, check_feeds, initial_state
 from ..ir.operator import Array
-from .beam import Beam, search
+from .beam import search
 from .generate import Stop, check_whole, generate, token_rows
 from .sampling import Sampling
 from .timefeeds import Memory, TimeFeeds, take
@@ -213,9 +213,8 @@ class Session:
             timed = self.time.timed.get(name)
             axis = self.time.batch_axis(type, timed.axis if timed else None)
             if axis is not None and axis < array.ndim and array.shape[axis] != self.batch:
-                raise InputError(
-                    f"input {name} has {array.shape[axis]} rows, and the session was made for {self.batch}"
-                )
+                found = array.shape[axis]
+                raise InputError(f"input {name} has {found} rows, and the session was made for {self.batch}")
 
     # -- generating ------------------------------------------------------------------------------------------
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..ir import Graph, TensorType, UsageError, Value
 from ..ir.cacheplan import CachePlan, TimeInput, TimeOutput
-from ..ir.dims import SymDim, symbol, symbol_and_offset
+from ..ir.dims import Dim, SymDim, symbol, symbol_and_offset
+from ..ir.graph import Output
 from .feeds import index_limits
 
 __all__ = ["whole_plan"]
@@ -15,59 +18,64 @@ def whole_plan(graph: Graph) -> CachePlan:
     every graph whose logits are those of the next token.
 
     The token ids are the integers [batch, n] or [n] whose n an output of floats has too, with the vocabulary behind
-    it; among several the ones that index the largest table. Of the other inputs along n those called after a mask or
-    after positions get defaults. Raises UsageError when the graph has no such pair, or states of its own.
+    it; among several those that index a table with a row for each word, else those that index the largest table. Of
+    the other inputs along n, those called after a mask or after positions get defaults. Raises UsageError when the
+    graph has no such pair, or has states of its own.
     """
     if graph.states:
         raise UsageError(f"the program {graph.name} has states but no plan of what they hold: call session.run(feeds)")
     limits = index_limits(graph, {})
     found = [
-        (limits.get(value, 0), -place, value, axis, outputs)
+        (_likelihood(value, outputs, limits), -place, value, value.shape[axis], outputs)
         for place, value in enumerate(graph.inputs)
         if value.dtype.is_integer and value.type.rank in (1, 2)
         for axis in reversed(range(value.type.rank))
-        if (outputs := _outputs(graph, value, axis))
+        if (outputs := _outputs(graph, value, value.shape[axis]))
     ]
     if not found:
         raise UsageError(
             f"the program {graph.name} has no input of token ids [batch, n] with an output [batch, n, vocabulary], "
             "n being a size that may vary: it cannot be stepped; call session.run(feeds)"
         )
-    *_, ids, axis, outputs = max(found, key=lambda entry: entry[:2])
-    time = str(ids.shape[axis])
-    other = ids.shape[1 - axis] if ids.type.rank == 2 else 1
+    *_, ids, time, outputs = max(found, key=lambda entry: entry[:2])
+    other = next((d for d in ids.shape if d != time), 1)
     inputs = [
-        TimeInput(value.name, at, _role(value, ids), whole=True)
+        TimeInput(value.name, axis, "ids" if value is ids else _role(value), whole=True)
         for value in graph.inputs
-        if (at := _axis(value.type, time)) is not None
+        if (axis := _axis(value.type, time)) is not None
     ]
-    return CachePlan(time, tuple(inputs), (), outputs, str(other) if _plain(other) else None)
+    rows = tuple(TimeOutput(o.name, axis) for o in outputs if (axis := _axis(o.value.type, time)) is not None)
+    return CachePlan(str(time), tuple(inputs), (), rows, str(other) if _plain(other) else None)
 
 
-def _outputs(graph: Graph, ids: Value, axis: int) -> tuple[TimeOutput, ...]:
-    """The outputs of floats that run along the time of the ids."""
-    time = ids.shape[axis]
-    if not _plain(time):
-        return ()
-    return tuple(
-        TimeOutput(output.name, at)
+def _likelihood(ids: Value, outputs: list[Output], limits: Mapping[Value, int]) -> tuple[bool, bool, int]:
+    """How much an input looks like the token ids."""
+    limit = limits.get(ids, 0)
+    return limit in {o.value.shape[-1] for o in outputs}, _role(ids) == "other", limit
+
+
+def _outputs(graph: Graph, ids: Value, time: Dim) -> list[Output]:
+    """The outputs that may be logits for these ids."""
+    return [
+        output
         for output in graph.outputs
-        if output.value.dtype.is_float
+        if _plain(time)
+        and output.value.dtype.is_float
         and output.value.type.rank == ids.type.rank + 1
         and isinstance(output.value.shape[-1], int)
-        and (at := _axis(output.value.type, str(time))) is not None
-    )
+        and _axis(output.value.type, time) is not None
+    ]
 
 
-def _axis(type: TensorType, time: str) -> int | None:
-    return next((k for k, d in enumerate(type.shape) if d == symbol(time)), None)
+def _axis(type: TensorType, time: Dim) -> int | None:
+    return next((k for k, d in enumerate(type.shape) if d == time), None)
 
 
-def _plain(d: object) -> bool:
-    return isinstance(d, SymDim) and symbol_and_offset(d)[0] == str(d)
+def _plain(d: Dim) -> bool:
+    return isinstance(d, SymDim) and d == symbol(symbol_and_offset(d)[0] or "_")
 
 
-def _role(value: Value, ids: Value) -> str:
-    if value is ids:
-        return "ids"
-    return "mask" if "mask" in value.name.lower() else "positions" if "position" in value.name.lower() else "other"
+def _role(value: Value) -> str:
+    """By the names that exporters give: nothing else tells a mask from types of tokens."""
+    name = value.name.lower()
+    return "mask" if "mask" in name else "positions" if "position" in name else "other"

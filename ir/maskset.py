@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,6 +120,10 @@ class MaskSet:
     def is_causal(self, offset: str | int = 0) -> bool:
         """Whether no query reads a key beyond ``j <= i + offset``, for all parameters."""
         return self.is_subset(causal(offset))
+
+    def reads_all_before(self) -> bool:
+        """Proves that a query that reads a key reads every key 0 <= j before it: no key is left out but late ones."""
+        return _reads_all_before(self.text)
 
     def depends_on(self, dim: str) -> bool:
         """Whether the condition mentions ``b``, ``h``, ``i`` or ``j``."""
@@ -237,6 +242,15 @@ def fixed(stride: int, c: int) -> MaskSet:
 def heads(first: int | str, last: int | str) -> MaskSet:
     """``first <= h <= last``: restricts a mask to these heads, both ends included."""
     return MaskSet(f"({first}) <= h and h <= ({last})")
+
+
+@lru_cache(maxsize=1024)
+def _reads_all_before(text: str) -> bool:
+    isl, points = load_isl(), read_set(text)
+    before = isl.Map("{ [b, h, i, j] -> [b, h, i, key] : 0 <= key < j }")
+    with suppress(isl.Error), limited():
+        return bool(points.apply(before).is_subset(points))
+    return False
 
 
 def _wrap(points: isl.Set) -> MaskSet:

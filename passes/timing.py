@@ -231,9 +231,7 @@ class TimingAnalysis:
             if made is not None:  # made by a broadcast
                 axes[k] = made
         kind = max(kind, Kind.POSITION) if axes else kind
-        light = node.op.name not in _HEAVY and all(
-            self[v].light for v in node.operands if self[v].kind is Kind.CAUSAL
-        )
+        light = node.op.name not in _HEAVY and all(self[v].light for v in node.operands if self[v].kind is Kind.CAUSAL)
         return Timing(kind, tuple(axes[k] for k in sorted(axes)), light=light)
 
     def _refuse(self, node: Node) -> Callable[[Value, TimeAxis], None]:
@@ -425,7 +423,9 @@ def time_symbol(graph: Graph, wanted: str | None = None) -> str:
     names = [str(d) for d in of_inputs]
     if wanted is not None:
         if wanted not in names:
-            raise UsageError(f"no input has an axis of size {wanted}; the sizes are: {', '.join(names) or 'all numbers'}")
+            raise UsageError(
+                f"no input has an axis of size {wanted}; the sizes are: {', '.join(names) or 'all numbers'}"
+            )
         return wanted
     rows = {str(v.shape[0]) for v in graph.inputs if v.type.rank > 1}
     outs = {str(d) for o in graph.outputs for d in o.value.shape}

@@ -29,20 +29,23 @@ _HANDLED = frozenset(
 @dataclass(frozen=True)
 class Tiling:
     """Sizes of the plan's tiles; ``span``: as many keys are reduced at once where neighbours are visited; ``elements``:
-    so many scores are held at once; ``least``: below so many scores the definition is faster; ``parts`` of a split
-    along keys. Chosen by measurement: ``benchmarks/tiling.py``."""
+    so many scores are held at once; ``least``: below so many scores the definition is faster, unless as many as
+    ``hidden`` are in tiles that need not be visited; ``parts`` of a split along keys. Chosen by measurement:
+    ``benchmarks/tiling.py``. A split along keys gains nothing here, not even for a single query: NumPy's loops have one
+    thread, and running sums over the tiles are as fast."""
 
     rows: int = 128
     cols: int = 128
     span: int = 256
     elements: int = 12 * 128 * 256
     least: int = 1 << 20
+    hidden: int = 1 << 16
     parts: int = 1
 
 
 def attention(run: Run, *inputs: Any) -> tuple[Array, ...] | None:
-    """The results of an ``attention`` node, or None where its definition serves as well: few scores, all weights
-    wanted, or an inner product of its own."""
+    """The results of an ``attention`` node, or None where its definition serves as well: few scores that are nearly all
+    needed, all weights wanted, or an inner product of its own."""
     return tiled_attention(Tiling(), run, *inputs)
 
 
@@ -52,16 +55,21 @@ def tiled_attention(tiling: Tiling, run: Run, *inputs: Any) -> tuple[Array, ...]
     if attrs["weights"] or attrs["inner"] != DOT or not _HANDLED.issuperset(attrs):
         return None
     (batch, heads, n, _), (_, groups, m, _) = inputs[0].shape, inputs[1].shape
-    if batch * heads * n * m < tiling.least or not m or not groups:
+    scores = batch * heads * n * m
+    mask: MaskSet = attrs["mask"] if attrs["mask"] is not None else MaskSet.all()
+    few = scores < tiling.least
+    # To look at the tiles takes as long as thousands of scores.
+    if not n or not m or not groups or (few and (scores < 2 * tiling.hidden or mask.reads_all_before())):
+        return None
+    plan = TilePlan(mask, tiling.rows, tiling.cols)
+    sizes = {**run.sizes, "n": n, "m": m}
+    visited, full = plan.grids(n, m, sizes, batch, heads)
+    if few and scores * (1 - visited.mean()) < tiling.hidden:
         return None
     q, k, v = (x.astype(np.float32) if x.dtype.itemsize == 2 else x for x in inputs[:3])
     loads = dict(zip(attrs["loads"], inputs[3:], strict=True))
     tensors = {name: x if x.dtype.kind in "biu" else x.astype(q.dtype, copy=False) for name, x in loads.items()}
-    mask: MaskSet = attrs["mask"] if attrs["mask"] is not None else MaskSet.all()
-    plan = TilePlan(mask, tiling.rows, tiling.cols)
-    sizes = {**run.sizes, "n": n, "m": m}
     work = _Work(tiling, attrs, sizes, tensors, plan, mask.to_expr())
-    visited, full = plan.grids(n, m, sizes, batch, heads)
     out = np.zeros((batch, heads, n, v.shape[3]), q.dtype)
     scale = np.asarray(attrs["scale"], q.dtype)
     for part in _parts(plan, batch, heads, groups, tiling):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -59,7 +60,7 @@ class Growing:
         for held, whole, buffer in self._begun:
             self._buffers.pop(id(held), None)
             key = id(whole)
-            self._buffers[key] = (weakref.ref(whole, lambda gone, key=key: self._forget(key, gone)), buffer)
+            self._buffers[key] = (weakref.ref(whole, functools.partial(self._forget, key)), buffer)
         self._begun = []
 
     def _buffer_of(self, view: Array) -> Array | None:

@@ -73,9 +73,12 @@ class OrtExecutable(Executable):
         self._outputs = list(zip(outputs, (o.value.dtype for o in graph.outputs), strict=False))
         self._present = dict(zip(written, outputs[len(graph.outputs) :], strict=True))
         self._binding = self._session.io_binding()
+        self._order = outputs
+        for name in outputs:  # results come in the order in which their names were bound first
+            self._binding.bind_output(name)
         self._staged: dict[str, Staged] = {}
-        self._handed: dict[str, Array] = {}
-        """The arrays behind the states that are bound as they are."""
+        self._held: dict[str, tuple[Array, Any]] = {}
+        """The states that are bound as they are: the array given, and the value over its memory."""
         self._buffers, self._lengths = self._make_buffers()
         self._in_buffer = {name for buffers in self._buffers for name in buffers.names}
         self._plain: OrtExecutable | None = None
@@ -110,9 +113,10 @@ class OrtExecutable(Executable):
         for name, (own, dtype) in self._inputs.items():
             self._fill(own, feeds[name], dtype)
         for name, own in self._past.items():
-            if name not in self._in_buffer and states[name] is not self._handed.get(name):
-                self._binding.bind_ortvalue_input(own, to_ort(states[name], self._graph.states[name].type.dtype))
-                self._handed[name] = states[name]
+            if name not in self._in_buffer and states[name] is not self._held.get(name, (None,))[0]:
+                value = to_ort(states[name], self._graph.states[name].type.dtype)
+                self._binding.bind_ortvalue_input(own, value)
+                self._held[name] = (states[name], value)
         try:
             results = self._run_bound()
         except Exception as error:
@@ -133,7 +137,7 @@ class OrtExecutable(Executable):
         for name in wanted:
             self._binding.bind_output(name)  # each time: what was bound by the last run would be overwritten
         self._session.run_with_iobinding(self._binding)
-        values = dict(zip((o.name for o in self._session.get_outputs()), self._binding.get_outputs(), strict=True))
+        values = dict(zip(self._order, self._binding.get_outputs(), strict=True))
         passed = {own for own, _ in self._inputs.values()}
         results = {name: from_ort(values[name], dtype) for name, dtype in wanted.items()}
         return {name: array.copy() if name in passed else array for name, array in results.items()}
