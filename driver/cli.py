@@ -16,6 +16,7 @@ from ..backends.base import Options
 from ..ir import UsageError
 from . import artifact, pipeline
 from .arrays import check_results_folder, read_feeds, write_results
+from .cli_generate import stream, token_ids
 from .compile import compile_graph
 from .group import EXIT_CODES, TERMINATED, AttncGroup
 from .inspect import describe, describe_artifact
@@ -120,6 +121,61 @@ def run_command(out: Path, inputs: tuple[str, ...], output: Path, as_json: bool)
     index = write_results(output, outputs)
     lines = [f"{name}: {entry['dtype']}{entry['shape']} -> {output / entry['file']}" for name, entry in index.items()]
     _emit({"folder": str(output), "outputs": index}, "\n".join(lines), as_json)
+
+
+@cli.command("generate", epilog=EXIT_CODES)
+@_out
+@click.option("--prompt-ids", required=True, metavar="IDS", help="The tokens to go on from: 1,2,3.")
+@click.option("-n", "count", type=click.IntRange(min=1), default=64, show_default=True, help="The most new tokens.")
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True,
+    help="0 takes the most probable token, more draws at random.",
+)  # fmt: skip
+@click.option("--top-k", type=click.IntRange(min=1), help="Draw from the K most probable tokens only.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Draw from those that reach P together.")
+@click.option(
+    "--repetition-penalty", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
+    help="Above 1 makes tokens that have been seen less probable.",
+)  # fmt: skip
+@click.option(
+    "--stop", "stops", multiple=True, metavar="IDS",
+    help="A token that ends the text, or several in a row, 5,6; may be repeated.",
+)  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), help="Makes random draws repeatable.")
+@click.option(
+    "-i", "--input", "inputs", multiple=True, metavar="NAME=VALUE",
+    help="Other inputs: name=file.npy, name=[[1, 2]] in JSON, or file.npz; may be repeated.",
+)  # fmt: skip
+@_common
+def generate_command(
+    out: Path,
+    prompt_ids: str,
+    count: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    repetition_penalty: float,
+    stops: tuple[str, ...],
+    seed: int | None,
+    inputs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Generate token ids with the artifact OUT, printed as they come; the speed goes to stderr."""
+    prompt = token_ids("--prompt-ids", prompt_ids)
+    ends = [token_ids("--stop", stop) for stop in stops]
+    program = open_program(out)
+    result = stream(
+        program, prompt, inputs, None if as_json else _show, max_new_tokens=count, temperature=temperature,
+        top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, stop=ends, seed=seed,
+    )  # fmt: skip
+    if as_json:
+        _emit(result.to_dict(), "", as_json)
+    click.echo(result.speed(), err=True)
+
+
+def _show(text: str) -> None:
+    click.echo(text, nl=False)
+    sys.stdout.flush()
 
 
 @cli.command("inspect", epilog=_EPILOG)

@@ -40,21 +40,22 @@ def decoder_step(
     source: Source,
     padding: bool = False,
     context_length: int | None = None,
-    all_logits: bool = False,
+    all_logits: bool | None = None,
     progress: pipeline.Progress = pipeline.silent,
 ) -> DecoderStep:
     """The step of a causal model for others: every cache holds all tokens, and the names are theirs.
 
     With ``padding`` it has the inputs ``attention_mask`` and ``position_ids``, so that rows may be padded on the left;
     ``context_length`` is how many positions there may be where the model does not say. The scores are those of the
-    last token, or with ``all_logits`` of every new one. Raises UsageError for a model that others could not run, and
+    last token, or with ``all_logits`` of every new one; by default that is with ``padding``, under which a row may end
+    before the others. Raises UsageError for a model that others could not run, and
     what ``insert_cache`` raises for one that is not causal.
     """
     with progress("reading the model"):
         graph = (source.source if isinstance(source, Program) else load(source)).copy()
     first = pipeline.run(graph, pipeline.OPTIMISE, progress=progress)
     with progress("inserting the cache"):
-        cached = insert_cache(first.graph, all_logits=all_logits, rings=False)
+        cached = insert_cache(first.graph, all_logits=padding if all_logits is None else all_logits, rings=False)
     if cached.prepare is not None:
         raise UsageError(
             f"{graph.name} reads other inputs before its first token (an encoder's, or states of one): other runtimes "

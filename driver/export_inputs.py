@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir import DType, Graph, Node, TensorType, UsageError, Value, symbol, symbols
+from ..ir import DType, Expr, Graph, MaskSet, Node, SymDim, TensorType, UsageError, Value, symbol, symbols
 from ..ir.affine import dim_expr
 from ..ir.cacheplan import CachePlan, TimeInput
-from ..ir.expr import Call, Const, Load, Var
+from ..ir.expr import Call, Const, Load, Var, variables
 from .export_positions import add_position_ids
 
 __all__ = ["IDS", "LOGITS", "MASK", "POSITIONS", "add_attention_mask", "add_padding_inputs", "name_inputs"]
@@ -83,6 +83,12 @@ def add_padding_inputs(graph: Graph, plan: CachePlan, length: int | None = None)
     if "mask" not in roles:
         plan = add_attention_mask(graph, plan)
         notes.append(f"{MASK} added: a key counts where it is not 0")
+    ordered = [node for node in graph.nodes if node.op.name == "attention" and _counts_by_order(node, plan)]
+    if ordered:
+        notes.append(
+            f"pad on the left only: {len(ordered)} attentions, the first at {ordered[0].source or 'a node'}, count keys "
+            "by their order (a window or a bias), and padding between tokens would count too"
+        )
     if "positions" in roles:
         return graph, plan, notes
     try:
@@ -138,6 +144,27 @@ def add_attention_mask(graph: Graph, plan: CachePlan) -> CachePlan:
             graph.replace_uses(old, new)
         graph.remove(node)
     return replace(plan, inputs=(*plan.inputs, TimeInput(MASK, 1, "mask", True)))
+
+
+def _counts_by_order(node: Node, plan: CachePlan) -> bool:
+    """Whether an attention looks at the places of query and key in other ways than that a key must not come later."""
+    q, k = node.operands[0].shape[2], node.operands[1].shape[2]
+    where, score = node.attr("where"), node.attr("score")
+    if variables(score) & {"i", "j"} or (where is not None and _places(where)):
+        return True
+    mask: MaskSet | None = node.attr("mask")
+    if mask is None or mask.is_all:
+        return False
+    sizes = sorted(symbols(k - q)) if isinstance(k - q, SymDim) else []
+    causal = MaskSet(f"[{', '.join(sizes)}] -> {{ [b, h, i, j] : j <= i + ({k - q}) }}")
+    return not (mask.same_set(causal) or mask.same_set(MaskSet("j <= i + m - n")))
+
+
+def _places(e: Expr) -> bool:
+    """Whether an expression mentions i or j outside of loads."""
+    if isinstance(e, Var):
+        return e.name in ("i", "j")
+    return isinstance(e, Call) and any(_places(part) for part in e.args)
 
 
 def _ids(plan: CachePlan) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..ir import Graph, Node, UsageError, verify
 from ..passes.base import Pass, Refusal
+from ..passes.block_writes import block_writes
 from ..passes.canonicalise import canonicalise
 from ..passes.fuse_attention import fuse_attention
 from ..passes.fuse_ffn import fuse_ffn
@@ -22,6 +23,7 @@ LOAD = "load"
 
 OPTIMISE: tuple[tuple[str, Pass], ...] = (
     ("canonicalise", canonicalise),
+    ("block-writes", block_writes),
     ("fuse-attention", fuse_attention),
     ("tidy-attention", canonicalise),
     ("fuse-norm", fuse_norm),

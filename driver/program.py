@@ -16,6 +16,7 @@ from .report import Report
 from .session import Half, Session
 from .targets import find_backend
 from .verify import Verification, verify_program
+from .verify_cached import verify_cached
 
 __all__ = ["Program", "open_program"]
 
@@ -94,12 +95,17 @@ class Program:
     ) -> Verification:
         """Runs the program and the source in float64 on the same inputs; puts the differences into the report too.
 
+        A program with a cache runs the same tokens at once, one by one and in chunks, and every row is compared.
+
         The inputs are ``feeds``, or random ones at a few values of the symbolic sizes, of which ``sizes`` fixes some
         by name (``batch=2``). ``tolerance`` is the largest relative difference; by default it follows from the
         coarsest float dtype that an output is computed in: 1e-4 for float32.
         """
         with self.session() as session:
-            result = verify_program(session, self.source, feeds, seed, tolerance, sizes)
+            if self.plan is None:
+                result = verify_program(session, self.source, feeds, seed, tolerance, sizes)
+            else:
+                result = verify_cached(session, self.plan, self.source, feeds, seed, tolerance, sizes)
         self.report.differences = dict(result.differences)
         return result
 

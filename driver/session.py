@@ -122,6 +122,8 @@ class Session:
         unknown = sorted(set(given) - set(names))
         if unknown:
             raise InputError(f"no input is called {', '.join(unknown)}; the inputs are {', '.join(names)}")
+        if time.ids.name in given:
+            raise InputError(f"input {time.ids.name} is given twice: as ids and among the feeds")
         others = {name: value for name, value in given.items() if name not in time.timed}
         return self._logits(self._advance({**time.feeds(self._memory, new, given), **others}))
 

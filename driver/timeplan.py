@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..ir import Graph, TensorType, UsageError, Value
 from ..ir.cacheplan import CachePlan, TimeInput, TimeOutput
-from ..ir.dims import Dim, SymDim, symbol, symbol_and_offset
+from ..ir.dims import Dim, SymDim, symbol_and_offset
 from ..ir.graph import Output
 from .feeds import index_limits
 
@@ -72,7 +72,7 @@ def _axis(type: TensorType, time: Dim) -> int | None:
 
 
 def _plain(d: Dim) -> bool:
-    return isinstance(d, SymDim) and d == symbol(symbol_and_offset(d)[0] or "_")
+    return isinstance(d, SymDim) and symbol_and_offset(d)[0] == d.text
 
 
 def _role(value: Value) -> str:

@@ -15,7 +15,7 @@ from .feeds import cases
 from .report import Difference
 from .session import Session
 
-__all__ = ["TOLERANCES", "Verification", "compare", "tolerances", "verify_program"]
+__all__ = ["TOLERANCES", "Verification", "compare", "tolerances", "verify_program", "worse"]
 
 TOLERANCES = {DType.FLOAT64: 1e-9, DType.FLOAT32: 1e-4, DType.FLOAT16: 2e-2, DType.BFLOAT16: 1e-1}
 """The largest relative difference by the coarsest float dtype that an output is computed in."""
@@ -72,7 +72,7 @@ def verify_program(
         for name, wanted in reference.items():
             difference = compare(found[name], wanted, allowed[name] if tolerance is None else tolerance)
             before = result.differences.get(name)
-            result.differences[name] = difference if before is None else _worse(before, difference)
+            result.differences[name] = difference if before is None else worse(before, difference)
     if failure is not None and not result.cases:
         raise failure
     return result
@@ -92,7 +92,8 @@ def _show(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "no sizes"
 
 
-def _worse(a: Difference, b: Difference) -> Difference:
+def worse(a: Difference, b: Difference) -> Difference:
+    """The worse of two, and all undefined elements."""
     return Difference(max(a.absolute, b.absolute), max(a.relative, b.relative), a.tolerance, a.undefined + b.undefined)
 
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir import Dim, Expr, Node, Value
-from ..ir.affine import dim_expr
+from ..ir.affine import Domain, dim_expr
 from ..ir.expr import Call, Load, Var, substitute
 from ..ir.maskset import MaskSet
 from ..ir.presburger import load_isl, read_set
 from ..ir.simplify import Simplifier
-from ..ir.affine import Domain
 from .causal_attention import EXPRESSIONS, LengthFree, length_free, window_of
 from .segments import ALL, Segment, Segments, ring
 from .timing import TimingAnalysis

@@ -16,7 +16,9 @@ def token_input(graph: Graph, analysis: TimingAnalysis, wanted: str | None = Non
     if wanted is not None:
         found = [v for v in along if v.name == wanted]
         if not found:
-            raise UsageError(f"no input along {analysis.time} is called {wanted}; they are: {', '.join(v.name for v in along)}")
+            raise UsageError(
+                f"no input along {analysis.time} is called {wanted}; they are: {', '.join(v.name for v in along)}"
+            )
         return found[0]
     numbers = [v for v in along if v.dtype.is_integer]
     if len(numbers) > 1:
@@ -42,7 +44,11 @@ def longest(graph: Graph, analysis: TimingAnalysis) -> int | None:
             continue
         table, indices = node.operands
         rows = table.shape[node.attr("axis") % table.type.rank]
-        if analysis[table].kind is not Kind.STATIC or analysis[indices].kind is not Kind.POSITION or not isinstance(rows, int):
+        if (
+            analysis[table].kind is not Kind.STATIC
+            or analysis[indices].kind is not Kind.POSITION
+            or not isinstance(rows, int)
+        ):
             continue
         terms = polynomial(analysis.elements.element(indices))
         plain = {} if terms is None else {m: c for m, c in terms.items() if m}

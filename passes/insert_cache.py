@@ -19,10 +19,11 @@ from ..ir.graph import State
 from .cache_attention import requests, step_attributes
 from .cache_limits import longest, token_input
 from .cache_static import Frontier
+from .padding import allows_padding
 from .segments import ALL, LAST, NEW, PAST, Segment, Segments
 from .timing import Kind, TimeAxis, TimingAnalysis, analyse, reshaped
 
-__all__ = ["CachedGraphs", "LeakError", "insert_cache"]
+__all__ = ["CachedGraphs", "LeakError", "insert_cache", "leak_path"]
 
 
 class LeakError(UnsupportedError):
@@ -58,14 +59,14 @@ def check_causal(analysis: TimingAnalysis, value: Value, name: str) -> None:
     timing = analysis[value]
     if timing.kind is Kind.LEAK:
         assert timing.leak is not None
-        path = " → ".join(_path(analysis, value, timing.leak.node))
+        path = " → ".join(leak_path(analysis, value, timing.leak.node))
         advice = f" To run it step by step: {timing.leak.advice}." if timing.leak.advice else ""
         raise LeakError(f"no cache for the output {name}: {timing.leak}. The way to the output: {path}.{advice}")
     if timing.kind is Kind.LENGTH:
         raise LeakError(f"no cache for the output {name}: it depends on the number of tokens, {analysis.time}")
 
 
-def _path(analysis: TimingAnalysis, value: Value, origin: Node, limit: int = 6) -> list[str]:
+def leak_path(analysis: TimingAnalysis, value: Value, origin: Node, limit: int = 6) -> list[str]:
     """The nodes from the leak to the output, the middle left out where they are many."""
     names: list[str] = []
     node = value.producer
@@ -124,9 +125,15 @@ class _Insertion:
             str(batch) if isinstance(batch, SymDim) else None,
             max_length=longest(self.graph, self.analysis),
             conditions=tuple(self.analysis.conditions),
+            padding=allows_padding(self.analysis, self._mask(inputs)),
         )
         self.step.remove_unused()
         return CachedGraphs(self.step, prepare, plan)
+
+    def _mask(self, inputs: tuple[TimeInput, ...]) -> Value | None:
+        """The input that says which tokens are padding."""
+        names = [t.name for t in inputs if t.role == "mask"]
+        return self.graph.value(names[0]) if len(names) == 1 else None
 
     # -- what is asked for ---------------------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir import Dim, symbol
+from .times import TimeAxis
 
-__all__ = ["ALL", "LAST", "NEW", "PAST", "Segment", "Segments", "ring"]
+__all__ = ["ALL", "LAST", "NEW", "PAST", "Segment", "Segments", "ring", "rows", "span"]
 
 PAST = symbol("past")
 """How many tokens were seen before the step."""
@@ -14,16 +15,18 @@ PAST = symbol("past")
 
 @dataclass(frozen=True)
 class Segment:
-    """Of T new tokens behind ``past`` seen ones: ``new``, ``all`` (seen and new), ``last`` (the newest), or ``ring``, the
-    new ones and the last of those seen, at most ``window - 1``."""
+    """Of T new tokens behind ``past`` seen ones: ``new``, ``all`` (seen and new), ``last`` (the newest), ``ring``, the
+    new ones and the last of those seen, at most ``window - 1``, or ``rows``, the new ones and the ``window`` entries
+    before them whatever they are (what stands before the first token, when too few were seen)."""
 
     name: str
-    window: int | None = None
+    window: Dim | None = None
 
     @property
     def held(self) -> Dim:
-        """How many tokens seen a ring holds."""
-        return symbol(f"past_{self.window}")
+        """How many entries before the new ones."""
+        assert self.window is not None
+        return self.window if self.name == "rows" else symbol(f"past_{self.window}")
 
     def start(self, time: Dim) -> Dim:
         """The first time of the range."""
@@ -32,7 +35,7 @@ class Segment:
                 return PAST
             case "last":
                 return PAST + time - 1
-            case "ring":
+            case "ring" | "rows":
                 return PAST - self.held
         return 0
 
@@ -43,7 +46,7 @@ class Segment:
                 return time
             case "last":
                 return 1
-            case "ring":
+            case "ring" | "rows":
                 return self.held + time
         return PAST + time
 
@@ -56,3 +59,16 @@ Segments = tuple[Segment, ...]
 def ring(window: int) -> Segment:
     """The new tokens and those before them that a window of so many keys can see."""
     return Segment("ring", window)
+
+
+def rows(count: Dim) -> Segment:
+    """The new tokens and the ``count`` entries before them."""
+    return NEW if count == 0 else Segment("rows", count)
+
+
+def span(axis: TimeAxis, segment: Segment, time: Dim) -> tuple[Dim, Dim]:
+    """The first entry of a range along a time axis of the full model, and how many: all begin with what stands before
+    the first token."""
+    if segment is ALL:
+        return 0, axis.lead + segment.size(time)
+    return axis.lead + segment.start(time), segment.size(time)

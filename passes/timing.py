@@ -21,8 +21,8 @@ from enum import IntEnum
 
 from ..ir import Dim, Graph, Node, SymDim, UsageError, Value, product, symbol, symbols
 from ..ir.elements import IndexAnalysis
-from ..ir.expr import loads, variables, walk
 from ..ir.expr import Load as LoadExpr
+from ..ir.expr import variables, walk
 from .causal_attention import attention_leak
 
 __all__ = ["Kind", "Leak", "TimeAxis", "Timing", "TimingAnalysis", "analyse", "time_symbol"]

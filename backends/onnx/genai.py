@@ -30,12 +30,16 @@ _KINDS = ("key", "value")
 _KEY_OR_VALUE = re.compile(r"(\d+)\.(key|value)")
 
 
+_NO_TOKEN = -1
+"""A padding token that no prompt holds."""
+
+
 @dataclass(frozen=True)
 class GenaiOptions:
     """What no graph tells: how many tokens there may be (None: what the plan says), and the ids of special tokens.
 
-    Generation ends at ``eos``, which is one id or several. onnxruntime-genai takes ``pad`` (by default the first of
-    ``eos``) for padding wherever it stands in a prompt; ``bos`` it does not add by itself.
+    Generation ends at each of ``eos``; without one it ends at the length asked for. onnxruntime-genai takes a ``pad``
+    at the end of a prompt for padding, even when it was meant, so by default no token is one. ``bos`` is only told.
     """
 
     context_length: int | None = None
@@ -60,19 +64,16 @@ def genai_config(
         raise UsageError("onnxruntime-genai needs a context length, and nothing in the model limits it: give one")
     if length < 1 or (plan.max_length is not None and length > plan.max_length):
         raise UsageError(f"the context length must be from 1 to {plan.max_length or 'any number'}, not {length}")
-    if not options.eos:
-        raise UsageError("onnxruntime-genai needs the id of the token at which generation ends: give it as eos")
-    pad = options.pad if options.pad is not None else options.eos[0]
-    bos = options.bos if options.bos is not None else options.eos[0]
-    for what, token in (*(("eos", t) for t in options.eos), ("pad", pad), ("bos", bos)):
-        if not 0 <= token < vocabulary:
+    special = [("eos", t) for t in options.eos] + [("bos", options.bos), ("pad", options.pad)]
+    for what, token in special:
+        if token is not None and not 0 <= token < vocabulary:
             raise UsageError(f"the {what} token {token} is not one of the {vocabulary} of the vocabulary")
     return {
         "model": {
             "type": _MODEL_TYPE,
-            "bos_token_id": bos,
+            "bos_token_id": _NO_TOKEN if options.bos is None else options.bos,
             "eos_token_id": options.eos[0] if len(options.eos) == 1 else list(options.eos),
-            "pad_token_id": pad,
+            "pad_token_id": _NO_TOKEN if options.pad is None else options.pad,
             "context_length": length,
             "vocab_size": vocabulary,
             "decoder": {

@@ -12,8 +12,8 @@ import pytest
 
 from attnc.backends.numpy.attention import Tiling, tiled_attention
 from attnc.backends.onnx.kernels import Dialect
-from attnc.backends.onnx.writer import embed, export, write
-from attnc.ir import Array, Builder, DType, Graph, MaskSet, Run, TensorType, evaluate, symbol
+from attnc.backends.onnx.writer import embed, write
+from attnc.ir import Array, Builder, DType, Graph, MaskSet, Run, TensorType, evaluate, evaluate_dim, symbol
 from attnc.ir.tiles import TilePlan
 
 PAST, SEQ = symbol("past"), symbol("seq")
@@ -60,7 +60,9 @@ def graph_of(mask: str, dtype: DType = DType.FLOAT32, **attrs: Any) -> Graph:
         graph.add_input(name, TensorType(dtype, (BATCH, heads, length, WIDTH)))
         for name, (heads, length) in lengths.items()
     ]
-    graph.add_output(Builder(graph)("attention", *inputs, scale=0.5, mask=f"[past] -> {{ [b, h, i, j] : {mask} }}", **attrs), "out")
+    graph.add_output(
+        Builder(graph)("attention", *inputs, scale=0.5, mask=f"[past] -> {{ [b, h, i, j] : {mask} }}", **attrs), "out"
+    )
     return graph
 
 
@@ -123,21 +125,44 @@ def test_tile_counts(mask: str, rows: int, cols: int) -> None:
     plan = TilePlan(MaskSet(mask), rows, cols)
     for past, n in SIZES:
         seen = visible(mask, past, n)
-        tiles = [
-            seen[r : r + rows, c : c + cols] for r in range(0, n, rows) for c in range(0, past + n, cols)
-        ]
+        tiles = [seen[r : r + rows, c : c + cols] for r in range(0, n, rows) for c in range(0, past + n, cols)]
         counts = plan.counts(n, past + n, {"past": past})
         assert counts == (sum(bool(t.any()) for t in tiles), sum(bool(t.all()) for t in tiles)), (past, n)
 
 
-@pytest.mark.parametrize(("mask", "context"), [("j <= past + i", "m = past + n"), ("j <= past + i and past + i - j < 3", "m = past + n")])
-def test_visible_pairs_as_a_formula(mask: str, context: str) -> None:
-    total = TilePlan(MaskSet(mask), 1, 1, context).total
+@pytest.mark.parametrize("mask", ["j <= past + i", "j < past + i", "j <= past + i and past + i - j < 3"])
+def test_visible_pairs_as_a_formula(mask: str) -> None:
+    total = TilePlan(MaskSet(mask), 1, 1, "m = past + n").total
     assert total is not None
-    from attnc.ir import evaluate_dim
-
     for past, n in SIZES:
         assert evaluate_dim(total, {"past": past, "n": n, "m": past + n}) == visible(mask, past, n).sum()
+
+
+@pytest.mark.parametrize(("mask", "tiled"), [("j <= past + i", False), ("j <= past + i and past + i - j < 128", True)])
+def test_what_a_single_query_takes(mask: str, tiled: bool) -> None:
+    """It skips the tiles that a window leaves out; where every key is read the definition is as fast."""
+    graph = Graph("step")
+    rng = np.random.default_rng(0)
+    past, heads = 1499, 96
+    feeds = {
+        name: rng.normal(size=(1, heads, n, 4)).astype(np.float32)
+        for name, n in zip("qkv", (1, past + 1, past + 1), strict=True)
+    }
+    inputs = [
+        graph.add_input(name, TensorType(DType.FLOAT32, (1, heads, SEQ if name == "q" else PAST + SEQ, 4)))
+        for name in "qkv"
+    ]
+    graph.add_output(Builder(graph)("attention", *inputs, scale=0.5, mask=mask), "out")
+    taken = []
+
+    def kernel(run: Run, *inputs: Any) -> tuple[Array, ...] | None:
+        result = tiled_attention(Tiling(), run, *inputs)
+        taken.append(result is not None)
+        return result
+
+    got = evaluate(graph, feeds, kernels={"attention": kernel})["out"]
+    np.testing.assert_allclose(got, wanted(mask, past, 1, feeds), rtol=1e-5, atol=1e-5)
+    assert taken == [tiled]
 
 
 @lru_cache

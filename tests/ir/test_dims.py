@@ -9,14 +9,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from attnc.ir import Dim, ParseError, SymDim, at_least, dim_max, dim_min, evaluate_dim, parse_dim, substitute_dim
-from attnc.ir.dims import lower_bound, product, symbol, symbols
+from attnc.ir.dims import least, linear_unknown, lower_bound, product, symbol, symbols
 
 NAMES = ("a", "b", "seq", "past")
 Sizes = dict[str, int]
 Pair = tuple[Dim, Callable[[Sizes], int]]
 """A dimension and what it is in Python's own arithmetic."""
 
-sizes_of = st.fixed_dictionaries({name: st.integers(1, 40) for name in NAMES})
+sizes_of = st.fixed_dictionaries({name: st.integers(least(name), 40) for name in NAMES})
 
 
 def combine(op: str, x: Pair, y: Pair) -> Pair:
@@ -178,6 +178,42 @@ def test_a_missing_size_is_named() -> None:
     with pytest.raises(KeyError, match="seq"):
         evaluate_dim(symbol("past") + symbol("seq"), {"past": 1})
     assert symbols(parse_dim("max(a, b // c) + 1")) == {"a", "b", "c"}
+
+
+def test_what_has_been_seen_before_may_be_nothing() -> None:
+    assert [least(name) for name in ("past", "past_w", "past_sequence_length", "pastry", "my_past", "seq")] == [
+        0, 0, 0, 1, 1, 1,
+    ]  # fmt: skip
+    past, seq = symbol("past"), symbol("seq")
+    assert lower_bound(past) == 0
+    assert lower_bound(past + seq) == 1
+    assert lower_bound(past * seq) == 0
+    assert at_least(past, 1) is None
+    assert at_least(past + seq, 1) is True
+    assert at_least(past, past + seq) is False
+    assert str(dim_max(past, 1)) == "max(1, past)"
+    assert dim_max(past + seq, 1) == past + seq
+    assert dim_min(past, seq + past) == past
+    assert lower_bound(8 * (past // 8) - past) == -7
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "expected"),
+    [
+        ("past + seq", {"seq": 3}, ("past", 1, 3)),
+        ("total - past", {"total": 9}, ("past", -1, 9)),
+        ("2*seq + 1", {}, ("seq", 2, 1)),
+        ("batch*seq", {"batch": 4}, ("seq", 4, 0)),
+        ("past + seq", {}, None),
+        ("past + seq", {"past": 1, "seq": 2}, None),
+        ("seq*seq", {}, None),
+        ("seq + (seq // 2)", {}, None),
+        ("past + max(past, seq)", {"seq": 3}, None),
+        ("batch*seq", {"batch": 0}, None),
+    ],
+)
+def test_the_only_unknown_symbol(text: str, known: dict[str, int], expected: tuple[str, int, int] | None) -> None:
+    assert linear_unknown(parse_dim(text), known) == expected
 
 
 def test_what_is_decided_without_sizes() -> None:

@@ -24,9 +24,11 @@ from attnc.ir import (
     TensorType,
     evaluate,
     parse,
+    parse_dim,
     symbol,
     verify,
 )
+from attnc.ir.evaluate import begin
 
 F = DType.FLOAT32
 ADD = parse("graph @g(%x: float32[n, 2], %y: float32[n, 2]) {\n  %z = add(%x, %y): float32[n, 2]\n  return z = %z\n}")
@@ -262,6 +264,61 @@ def test_nothing_is_written_by_a_run_that_fails() -> None:
     with pytest.raises(InputError, match=r"input mask must be float32\[n \+ past\], but axis 0 has size 3"):
         step(graph, 1, 2, states)
     assert states == kept
+
+
+def fed(inputs: str, states: str = "") -> Graph:
+    """A graph of inputs ``x: a + b, 2; y: …`` and states, all int64, without operators."""
+    graph = Graph("fed")
+    for text, add in ((inputs, graph.add_input), (states, lambda name, type: graph.add_state(State(name, type)))):
+        for part in filter(None, text.split(";")):
+            name, shape = part.split(":")
+            add(name.strip(), TensorType(DType.INT64, tuple(parse_dim(d) for d in shape.split(","))))
+    return graph
+
+
+def sizes_at(graph: Graph, states: dict[str, Any], **shapes: tuple[int, ...]) -> dict[str, int]:
+    return begin(graph, {name: np.zeros(shape, np.int64) for name, shape in shapes.items()}, states)
+
+
+@pytest.mark.parametrize(
+    "inputs", ["ids: batch, seq; mask: batch, past + seq", "mask: batch, past + seq; ids: batch, seq"]
+)
+def test_past_is_read_off_what_is_longer_than_the_new_tokens(inputs: str) -> None:
+    graph = fed(inputs)
+    assert sizes_at(graph, {}, ids=(2, 3), mask=(2, 7)) == {"batch": 2, "seq": 3, "past": 4}
+    assert sizes_at(graph, {}, ids=(2, 3), mask=(2, 3)) == {"batch": 2, "seq": 3, "past": 0}
+    with pytest.raises(InputError, match=r"input mask must be .*, but axis 1 has size 2, where seq = 3"):
+        sizes_at(graph, {}, ids=(2, 3), mask=(2, 2))
+
+
+def test_sizes_through_several_inputs() -> None:
+    graph = fed("z: c - b; y: a*b, 2*a; x: 3*a + 1")
+    assert sizes_at(graph, {}, z=(4,), y=(10, 4), x=(7,)) == {"a": 2, "b": 5, "c": 9}
+    with pytest.raises(InputError, match=r"input x .* has size 8"):
+        sizes_at(graph, {}, z=(4,), y=(10, 4), x=(8,))
+    with pytest.raises(InputError, match=r"input y .* axis 0 has size 11, where a = 2"):
+        sizes_at(graph, {}, z=(4,), y=(11, 4), x=(7,))
+
+
+def test_states_and_inputs_agree_on_past() -> None:
+    graph = fed("mask: batch, past + seq; ids: batch, seq", "key: batch, 2, past; ring: batch, past_w; total: batch")
+    states: dict[str, Any] = {}
+    assert sizes_at(graph, states, mask=(2, 3), ids=(2, 3)) == {"batch": 2, "seq": 3, "past": 0, "past_w": 0}
+    assert {name: array.shape for name, array in states.items()} == {"key": (2, 2, 0), "ring": (2, 0), "total": (2,)}
+    with pytest.raises(InputError, match=r"input mask .* axis 1 has size 4, where past = 0, seq = 3"):
+        sizes_at(graph, {}, mask=(2, 4), ids=(2, 3))
+    states |= {"key": np.zeros((2, 2, 5), np.int64), "ring": np.zeros((2, 4), np.int64)}
+    assert sizes_at(graph, states, mask=(2, 8), ids=(2, 3)) == {"batch": 2, "seq": 3, "past": 5, "past_w": 4}
+    with pytest.raises(InputError, match=r"input mask .* axis 1 has size 7, where past = 5, seq = 3"):
+        sizes_at(graph, states, mask=(2, 7), ids=(2, 3))
+    with pytest.raises(InputError, match=r"state key .* axis 0 has size 2, where batch = 1"):
+        sizes_at(graph, states, mask=(1, 8), ids=(1, 3))
+
+
+def test_a_state_takes_its_batch_from_whichever_input_tells() -> None:
+    states: dict[str, Any] = {}
+    sizes_at(fed("x: batch*seq; y: 2*batch + 1; z: seq", "key: batch, past, 4"), states, x=(6,), y=(5,), z=(3,))
+    assert states["key"].shape == (2, 0, 4)
 
 
 def test_every_run_without_states_is_the_first() -> None:

@@ -273,8 +273,42 @@ def test_every_row_has_key() -> None:
     assert not MaskSet.all().every_row_has_key(3, 0)
     assert not heads(0, 3).every_row_has_key("n", "n")
     assert not MaskSet.none().every_row_has_key(3, 3)
+    assert not MaskSet("j < past").every_row_has_key("n", "n + past")  # at the first run it reads none
+    assert (causal("past") & window(128, "past")).every_row_has_key("n", "past + n")
+    assert not causal("past - 1").every_row_has_key("n", "past + n")
+    assert not MaskSet.all().every_row_has_key("n", "past")
     assert not causal().every_row_has_key("n", "n * m")
     assert MaskSet("j < lengths").every_row_has_key("n", "m")
+
+
+@pytest.mark.parametrize(
+    ("mask", "proved"),
+    [
+        (causal(), True), (causal("past"), True), (prefix(3), True), (MaskSet.none(), True), (MaskSet.all(), True),
+        (causal() & window(3), False), (dilated(2), False), (causal("past") & window("w", "past"), False),
+        (MaskSet("j < i and j < 3"), True), (block(4), False), (MaskSet("j >= 1"), False),
+    ],
+)  # fmt: skip
+def test_reads_all_before(mask: MaskSet, proved: bool) -> None:
+    assert mask.reads_all_before() is proved
+    grid = np.broadcast_to(mask.evaluate(1, 1, 9, 12, {"past": 2, "w": 4})[0, 0], (9, 12))
+    assert bool((grid[:, 1:] <= grid[:, :-1]).all()) is proved
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (causal("past"), "causal, after past tokens"),
+        (causal("past_w") & window(8, "past_w"), "causal, window 8, after past_w tokens"),
+        (causal("past + 1"), "causal with offset 1, after past tokens"),
+        (MaskSet("j <= i + past and floor((i + past) / 8) = floor(j / 8)"), "causal, blocks of 8, after past tokens"),
+        (MaskSet("j <= i + past and (i + past - j) mod 4 = 0"), "causal, every 4th key, after past tokens"),
+        (prefix("past"), "prefix past"),
+        (causal("offset"), "causal with offset offset"),
+    ],
+)
+def test_words_after_what_has_been_seen(mask: MaskSet, words: str) -> None:
+    assert mask.words() == words
 
 
 def test_evaluate_shapes() -> None:

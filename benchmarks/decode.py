@@ -1,0 +1,226 @@
+"""Generation beside onnxruntime-genai: tokens a second, float32, on one machine in turns.
+
+The model has SmolLM2-135M's sizes (30 layers, 576 wide, 9 query and 3 key heads, tied embedding) and random weights,
+the same for both. onnxruntime-genai's own builder makes its files, once as it does by default and once with the logits
+of the last token only (prune_lm_head); its better one counts.
+
+    pip install onnxruntime-genai==0.18.0 transformers==5.24.0 torch onnx_ir tokenizers
+    python benchmarks/decode.py [--folder FOLDER] [--layers 30] [--threads 2] [--turns 3] [--tokens 48] [--lengths 512,2048]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import attnc
+from attnc.frontends.api import Model, Rope, dense, embedding, gated_ffn, rms_normed, rope
+from attnc.frontends.api import functions as f
+from attnc.ir import Graph, State, TensorType, symbol
+
+Config = dict[str, Any]
+Run = Callable[[np.ndarray, int], tuple[float, float, list[int]]]
+"""(prompt, new tokens) → seconds for the prompt, seconds a token, the tokens."""
+
+
+def sizes(layers: int) -> Config:
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "num_hidden_layers": layers,
+        "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "vocab_size": 49152, "max_position_embeddings": 8192,
+        "tie_word_embeddings": True, "hidden_act": "silu", "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+        "torch_dtype": "float32", "attention_bias": False, "mlp_bias": False,
+    }  # fmt: skip
+
+
+def random_weights(config: Config) -> dict[str, np.ndarray]:
+    """By the names and in the orientation [out, in] of a checkpoint."""
+    rng = np.random.default_rng(0)
+    d, ffn, width = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+    shapes = {
+        "self_attn.q_proj": (heads * width, d), "self_attn.k_proj": (groups * width, d),
+        "self_attn.v_proj": (groups * width, d), "self_attn.o_proj": (d, heads * width),
+        "mlp.gate_proj": (ffn, d), "mlp.up_proj": (ffn, d), "mlp.down_proj": (d, ffn),
+    }  # fmt: skip
+    weights = {"model.embed_tokens.weight": rng.normal(scale=0.5, size=(config["vocab_size"], d))}
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        for name, shape in shapes.items():
+            weights[f"{at}.{name}.weight"] = rng.normal(scale=shape[1] ** -0.5, size=shape)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{at}.{name}.weight"] = rng.normal(1, 0.1, d)
+    weights["model.norm.weight"] = rng.normal(1, 0.1, d)
+    return {name: array.astype(np.float32) for name, array in weights.items()}
+
+
+def step_graph(config: Config, weights: dict[str, np.ndarray]) -> Graph:
+    """The graph over the new tokens that attention's caches make incremental."""
+    names = {
+        "model.": "", "self_attn.q_proj": "q", "self_attn.k_proj": "k", "self_attn.v_proj": "v",
+        "self_attn.o_proj": "o", "mlp.gate_proj": "ffn.gate", "mlp.up_proj": "ffn.up", "mlp.down_proj": "ffn.down",
+    }  # fmt: skip
+    ours = {}
+    for name, array in weights.items():
+        ours_name = name
+        for theirs, short in names.items():
+            ours_name = ours_name.replace(theirs, short)
+        ours[ours_name] = array.T if array.ndim == 2 and "embed" not in name else array
+    m = Model("llama", ours)
+    ids = m.input("input_ids", "int64", ["batch", "seq"])
+    past, n = symbol("past"), symbol("seq")
+    heads, groups, width = (config[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    how, eps, d = Rope.of(width, config["rope_theta"]), config["rms_norm_eps"], config["hidden_size"]
+    positions = m.arange(n, start=past)
+    x = embedding(ids, config["vocab_size"], d, "embed_tokens")
+    for layer in range(config["num_hidden_layers"]):
+        with m.scope(f"layers.{layer}"):
+            y = rms_normed(x, "input_layernorm", eps)
+            q, k, v = (
+                f.split_heads(dense(y, count * width, name, bias=False), count)
+                for name, count in (("q", heads), ("k", groups), ("v", groups))
+            )
+            q, k = rope(q, how, positions), rope(k, how, positions)
+            for name in ("key", "value"):
+                kept = TensorType(m.dtype, (symbol("batch"), groups, past, width))
+                m._graph.add_state(State(f"{layer}.{name}", kept))
+            k = m.op("state_append", k, state=f"{layer}.key", axis=2)
+            v = m.op("state_append", v, state=f"{layer}.value", axis=2)
+            mixed = m.op("attention", q, k, v, scale=width**-0.5, mask="j <= i + past")
+            x = x + dense(f.merge_heads(mixed), d, "o", bias=False)
+            x = x + gated_ffn(rms_normed(x, "post_attention_layernorm", eps), config["intermediate_size"])
+    last = rms_normed(m.op("slice", x, axes=(1,), starts=(n - 1,), sizes=(1,)), "norm", eps)
+    table = m.parameter("embed_tokens.weight", (config["vocab_size"], d), "normal")
+    m.output("logits", last @ table.T)
+    return m.graph
+
+
+def ours(graph: Graph, threads: int) -> Run:
+    session = attnc.compile(graph, target="ort-cpu", threads=threads).session()
+
+    def run(prompt: np.ndarray, count: int) -> tuple[float, float, list[int]]:
+        session.reset()
+        start = time.perf_counter()
+        token = int(session.run({"input_ids": prompt[None]})["logits"][0, -1].argmax())
+        prefill = time.perf_counter() - start
+        tokens, start = [token], time.perf_counter()
+        for _ in range(count - 1):
+            token = int(session.run({"input_ids": np.array([[token]])})["logits"][0, -1].argmax())
+            tokens.append(token)
+        return prefill, (time.perf_counter() - start) / (count - 1), tokens
+
+    return run
+
+
+def genai(folder: Path, threads: int) -> Run:
+    import onnxruntime_genai as og
+
+    path = folder / "genai_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings["model"]["decoder"]["session_options"]["intra_op_num_threads"] = threads
+    settings["model"]["decoder"]["session_options"]["inter_op_num_threads"] = 1
+    settings["search"]["past_present_share_buffer"] = True
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    model = og.Model(str(folder))
+
+    def run(prompt: np.ndarray, count: int) -> tuple[float, float, list[int]]:
+        params = og.GeneratorParams(model)
+        params.set_search_options(max_length=len(prompt) + count + 1, do_sample=False, min_length=len(prompt) + count)
+        generator = og.Generator(model, params)
+        start = time.perf_counter()
+        generator.append_tokens(prompt.astype(np.int32))
+        generator.generate_next_token()
+        prefill = time.perf_counter() - start
+        start = time.perf_counter()
+        for _ in range(count - 1):
+            generator.generate_next_token()
+        each = (time.perf_counter() - start) / (count - 1)
+        return prefill, each, [int(t) for t in generator.get_sequence(0)[len(prompt) :]]
+
+    return run
+
+
+def checkpoint(config: Config, weights: dict[str, np.ndarray], folder: Path) -> None:
+    """A checkpoint with a tokenizer, as the builder wants it."""
+    from safetensors.numpy import save_file
+    from tokenizers import Tokenizer, models
+
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    words = {f"<{k}>": k for k in range(config["vocab_size"])}
+    Tokenizer(models.WordLevel(words, "<1>")).save(str(folder / "tokenizer.json"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<0>", "bos_token": "<0>", "pad_token": "<0>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def build_genai(source: Path, folder: Path, *options: str) -> None:
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", "model", "-i", str(source), "-o"]
+    command += [str(folder), "-p", "fp32", "-e", "cpu", "-c", str(folder / "cache")]
+    if options:
+        command += ["--extra_options", *options]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise SystemExit(f"onnxruntime-genai's builder failed:\n{made.stderr[-2000:]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="keep the files of onnxruntime-genai here for the next time")
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--lengths", default="512,2048")
+    options = parser.parse_args()
+    config = sizes(options.layers)
+    weights = random_weights(config)
+    with tempfile.TemporaryDirectory(prefix="attnc-decode-") as temporary:
+        folder = options.folder or Path(temporary)
+        if not (folder / "checkpoint").exists():
+            checkpoint(config, weights, folder / "checkpoint")
+            build_genai(folder / "checkpoint", folder / "genai")
+            build_genai(folder / "checkpoint", folder / "genai-last", "prune_lm_head=true")
+        graph = step_graph(config, weights)
+        del weights
+        runs = {
+            "attnc": ours(graph, options.threads),
+            "genai": genai(folder / "genai", options.threads),
+            "genai, last logits": genai(folder / "genai-last", options.threads),
+        }
+        compare(runs, [int(n) for n in options.lengths.split(",")], options.turns, options.tokens, config)
+
+
+def compare(runs: dict[str, Run], lengths: list[int], turns: int, count: int, config: Config) -> None:
+    rng = np.random.default_rng(1)
+    for length in lengths:
+        prompt = rng.integers(1, config["vocab_size"], length)
+        found: dict[str, list[tuple[float, float, list[int]]]] = {name: [] for name in runs}
+        for turn in range(turns + 1):
+            for name, run in runs.items():
+                result = run(prompt, count if turn else 3)
+                if turn:  # the first warms up
+                    found[name].append(result)
+        print(f"prompt of {length}, {count} tokens more, median of {turns} turns, tokens/s:")
+        base: tuple[float, float] | None = None
+        for name, results in found.items():
+            prefill = length / statistics.median(r[0] for r in results)
+            decode = 1 / statistics.median(r[1] for r in results)
+            base = base or (prefill, decode)
+            same = "same tokens" if results[0][2] == found["attnc"][0][2] else "other tokens"
+            print(f"  {name:20} prefill {prefill:7.1f} ({base[0] / prefill:.2f})  "
+                  f"decode {decode:6.1f} ({base[1] / decode:.2f})  {same}", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What ``attnc generate`` does: tokens as they come, and how fast they came."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..ir import Graph, UsageError
+from .arrays import read_feeds
+from .program import Program
+
+__all__ = ["Generated", "stream", "token_ids"]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """New token ids, the seconds until the first was there (the prompt's run), and the tokens per second after it;
+    None when there was one only."""
+
+    ids: list[int]
+    first_token_seconds: float
+    tokens_per_second: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def speed(self) -> str:
+        """The figures for people."""
+        rate = "" if self.tokens_per_second is None else f", then {self.tokens_per_second:.1f} tokens/s"
+        return f"{len(self.ids)} tokens: the first after {self.first_token_seconds:.3f} s{rate}"
+
+
+def token_ids(option: str, text: str) -> list[int]:
+    """Token ids in the form 1,2,3. Raises UsageError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise UsageError(f"{option} takes token ids like 1,2,3, not {text!r}")
+    return [int(part) for part in parts]
+
+
+def stream(
+    program: Program, prompt: list[int], inputs: Sequence[str], show: Callable[[str], None] | None, **options: Any
+) -> Generated:
+    """Generates from a prompt, and shows each token when it is there, a space between two and a newline at the end,
+    also when it is interrupted. ``inputs`` are as ``read_feeds`` takes them, ``options`` as ``Session.generate`` does."""
+    halves = [program.graph, *([program.prepare] if program.prepare is not None else [])]
+    feeds = read_feeds(_inputs_of(halves), inputs)
+    found: list[int] = []
+    with program.session() as session:
+        start = time.perf_counter()
+        first = start
+        try:
+            for token in session.generate(prompt, feeds=feeds, **options):
+                first = first if found else time.perf_counter()
+                if show is not None:
+                    show(f"{' ' if found else ''}{token}")
+                found.append(token)
+        finally:
+            if found and show is not None:
+                show("\n")
+        passed = time.perf_counter() - first
+    rate = (len(found) - 1) / passed if len(found) > 1 and passed > 0 else None
+    return Generated(found, first - start, rate)
+
+
+def _inputs_of(graphs: Sequence[Graph]) -> Graph:
+    """A graph with the inputs of all, to read feeds by."""
+    both = Graph("inputs")
+    for graph in graphs:
+        for value in graph.inputs:
+            if value.name not in both.values:
+                both.add_input(value.name, value.type)
+    return both
