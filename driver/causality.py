@@ -7,8 +7,22 @@ from typing import Any
 from ..ir import Graph
 from ..passes.insert_cache import leak_path
 from ..passes.timing import Kind, TimingAnalysis, analyse
+from . import pipeline
+from .load import load
 
-__all__ = ["causality"]
+__all__ = ["causality", "describe_causality"]
+
+
+def describe_causality(
+    model: str, time: str | None = None, progress: pipeline.Progress = pipeline.silent
+) -> tuple[dict[str, Any], str]:
+    """Reads a model, runs the passes and gives the verdict, as data and as text."""
+    with progress("reading the model"):
+        graph = load(model)
+    outcome = pipeline.run(graph, pipeline.OPTIMISE, progress=progress)
+    with progress("following time"):
+        data, text = causality(outcome.graph, time)
+    return {"model": model, **data}, f"{model}\n{text}"
 
 
 def causality(graph: Graph, time: str | None = None) -> tuple[dict[str, Any], str]:

@@ -44,7 +44,8 @@ def stream(
     program: Program, prompt: list[int], inputs: Sequence[str], show: Callable[[str], None] | None, **options: Any
 ) -> Generated:
     """Generates from a prompt, and shows each token when it is there, a space between two and a newline at the end,
-    also when it is interrupted. ``inputs`` are as ``read_feeds`` takes them, ``options`` as ``Session.generate`` does."""
+    also when it is interrupted. ``inputs`` are as ``read_feeds`` takes them, ``options`` those of
+    ``Session.generate``."""
     halves = [program.graph, *([program.prepare] if program.prepare is not None else [])]
     feeds = read_feeds(_inputs_of(halves), inputs)
     found: list[int] = []
@@ -54,9 +55,9 @@ def stream(
         try:
             for token in session.generate(prompt, feeds=feeds, **options):
                 first = first if found else time.perf_counter()
-                if show is not None:
-                    show(f"{' ' if found else ''}{token}")
                 found.append(token)
+                if show is not None:
+                    show(f"{' ' if len(found) > 1 else ''}{token}")
         finally:
             if found and show is not None:
                 show("\n")

@@ -31,19 +31,21 @@ def compile(
     rings: bool = True,
     time: str | None = None,
     tokens: str | None = None,
+    dequantise: bool = False,
 ) -> Program:
     """Compiles a graph, or whatever ``load`` takes, for a target. The graph given is not changed.
 
     With ``cache`` the program runs on new tokens alone and keeps what it needs of those before, which is proved to give
-    the same; LeakError says at which node a model reads the future. The options behind ``verify`` are those of
-    ``CacheOptions``.
+    the same; LeakError says at which node a model reads the future. The options from ``all_logits`` to ``tokens`` are
+    those of ``CacheOptions``. ``dequantise`` computes dynamically quantised products in floats, with the weights of the
+    model: then no rounding ties its tokens together.
     ``opset`` is the ONNX opset of targets that write ONNX, ``threads`` how many a run may use; None leaves the choice
     to the backend. With ``verify`` the program is compared with the model in float64, and VerifyError raised when
     they differ. Raises UsageError for options that do not exist, TargetError when the backend cannot work here, and
     ModelError for a model that is wrong or has what the target lacks.
     """
     caching = CacheOptions(all_logits, rings, time, tokens, max_length)
-    return compile_graph(source, target, cache, Options(opset, threads), verify, caching=caching)
+    return compile_graph(source, target, cache, Options(opset, threads), verify, caching=caching, dequantise=dequantise)
 
 
 def compile_graph(
@@ -54,6 +56,7 @@ def compile_graph(
     verify: bool = False,
     progress: pipeline.Progress = pipeline.silent,
     caching: CacheOptions | None = None,
+    dequantise: bool = False,
 ) -> Program:
     """``compile`` with all options of a backend, and with progress shown."""
     options, caching = options or Options(), caching or CacheOptions()
@@ -69,6 +72,8 @@ def compile_graph(
         backend.check()
     with progress("reading the model"):
         model = load(source)
+        if dequantise:  # the model that the program is compared with is the one without the rounding
+            model = pipeline.run(model.copy(), pipeline.DEQUANTISE).graph
         graph = model.copy()
         _check_data(graph)
     first = pipeline.run(graph, pipeline.OPTIMISE, progress=progress)

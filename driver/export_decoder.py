@@ -13,12 +13,13 @@ from ..backends.onnx import MODEL_FILE
 from ..backends.onnx.genai import CONFIG_FILE, GenaiOptions, genai_config
 from ..ir import Graph, UsageError
 from ..ir.cacheplan import CachePlan
-from ..passes.insert_cache import insert_cache
 from . import pipeline
+from .caching import CacheOptions, add_cache
 from .export_inputs import add_padding_inputs, name_inputs
 from .folder import check_replaceable, new_folder
 from .load import load
 from .program import Program
+from .report import Report
 from .targets import find_backend
 
 __all__ = ["DecoderStep", "check_genai_folder", "decoder_step", "export_decoder", "export_genai"]
@@ -41,6 +42,8 @@ def decoder_step(
     padding: bool = False,
     context_length: int | None = None,
     all_logits: bool | None = None,
+    time: str | None = None,
+    tokens: str | None = None,
     progress: pipeline.Progress = pipeline.silent,
 ) -> DecoderStep:
     """The step of a causal model for others: every cache holds all tokens, and the names are theirs.
@@ -48,14 +51,15 @@ def decoder_step(
     With ``padding`` it has the inputs ``attention_mask`` and ``position_ids``, so that rows may be padded on the left;
     ``context_length`` is how many positions there may be where the model does not say. The scores are those of the
     last token, or with ``all_logits`` of every new one; by default that is with ``padding``, under which a row may end
-    before the others. Raises UsageError for a model that others could not run, and
-    what ``insert_cache`` raises for one that is not causal.
+    before the others. ``time`` and ``tokens`` are as in ``CacheOptions``. Raises UsageError for a model that others
+    could not run, and what ``add_cache`` raises for one that is not causal.
     """
     with progress("reading the model"):
         graph = (source.source if isinstance(source, Program) else load(source)).copy()
     first = pipeline.run(graph, pipeline.OPTIMISE, progress=progress)
     with progress("inserting the cache"):
-        cached = insert_cache(first.graph, all_logits=padding if all_logits is None else all_logits, rings=False)
+        everything = padding if all_logits is None else all_logits
+        cached = add_cache(first.graph, CacheOptions(everything, False, time, tokens), Report())
     if cached.prepare is not None:
         raise UsageError(
             f"{graph.name} reads other inputs before its first token (an encoder's, or states of one): other runtimes "

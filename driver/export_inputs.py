@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir import DType, Expr, Graph, MaskSet, Node, SymDim, TensorType, UsageError, Value, symbol, symbols
+from ..ir import DType, Graph, Node, TensorType, UsageError, Value, symbol, symbols
 from ..ir.affine import dim_expr
 from ..ir.cacheplan import CachePlan, TimeInput
-from ..ir.expr import Call, Const, Load, Var, variables
-from .export_positions import add_position_ids
+from ..ir.expr import Call, Const, Load, Var
+from .export_order import counts_by_order, why_not_moved
+from .export_positions import add_position_ids, counting_nodes
 
 __all__ = ["IDS", "LOGITS", "MASK", "POSITIONS", "add_attention_mask", "add_padding_inputs", "name_inputs"]
 
@@ -79,15 +80,16 @@ def add_padding_inputs(graph: Graph, plan: CachePlan, length: int | None = None)
     be told from tokens there.
     """
     graph, notes = graph.copy(), []
+    _check_moves(graph, plan)
     roles = {i.role for i in plan.inputs}
     if "mask" not in roles:
         plan = add_attention_mask(graph, plan)
         notes.append(f"{MASK} added: a key counts where it is not 0")
-    ordered = [node for node in graph.nodes if node.op.name == "attention" and _counts_by_order(node, plan)]
+    ordered = [node for node in _over_tokens(graph, plan) if counts_by_order(node)]
     if ordered:
         notes.append(
-            f"pad on the left only: {len(ordered)} attentions, the first at {ordered[0].source or 'a node'}, count keys "
-            "by their order (a window or a bias), and padding between tokens would count too"
+            f"pad on the left only: {len(ordered)} of the attentions, the first at {ordered[0].source or 'a node'}, "
+            "count keys by their order (a window or a bias), and padding between tokens would count too"
         )
     if "positions" in roles:
         return graph, plan, notes
@@ -102,7 +104,7 @@ def add_padding_inputs(graph: Graph, plan: CachePlan, length: int | None = None)
         notes.append(
             f"{POSITIONS} added: {', '.join(changed)} looked up at them"
             if changed
-            else f"{POSITIONS} not added: positions count nowhere but in attention, by the order of tokens"
+            else f"{POSITIONS} not added: outside attention no position is counted by tokens alone"
         )
     return graph, plan, notes
 
@@ -124,10 +126,8 @@ def add_attention_mask(graph: Graph, plan: CachePlan) -> CachePlan:
     if MASK in graph.values:
         graph.rename(graph.value(MASK), f"{MASK}.value")
     mask = graph.add_input(MASK, TensorType(DType.INT64, (batch, total)))
-    for node in [n for n in graph.nodes if n.op.name == "attention"]:
+    for node in _over_tokens(graph, plan):
         keys = node.operands[1].shape[2]
-        if not symbols(keys) & ({plan.time} | _pasts(graph, plan)):
-            continue  # keys of another sequence
         name = _free_name(node)
         place = Var("j") + dim_expr(total - keys) if total != keys else Var("j")
         seen = Call("not_equal", (Load(name, (Var("b"), place)), Const(0)))
@@ -146,25 +146,23 @@ def add_attention_mask(graph: Graph, plan: CachePlan) -> CachePlan:
     return replace(plan, inputs=(*plan.inputs, TimeInput(MASK, 1, "mask", True)))
 
 
-def _counts_by_order(node: Node, plan: CachePlan) -> bool:
-    """Whether an attention looks at the places of query and key in other ways than that a key must not come later."""
-    q, k = node.operands[0].shape[2], node.operands[1].shape[2]
-    where, score = node.attr("where"), node.attr("score")
-    if variables(score) & {"i", "j"} or (where is not None and _places(where)):
-        return True
-    mask: MaskSet | None = node.attr("mask")
-    if mask is None or mask.is_all:
-        return False
-    sizes = sorted(symbols(k - q)) if isinstance(k - q, SymDim) else []
-    causal = MaskSet(f"[{', '.join(sizes)}] -> {{ [b, h, i, j] : j <= i + ({k - q}) }}")
-    return not (mask.same_set(causal) or mask.same_set(MaskSet("j <= i + m - n")))
+def _over_tokens(graph: Graph, plan: CachePlan) -> list[Node]:
+    """The attentions whose keys are the decoder's tokens, not those of another sequence."""
+    sizes = {plan.time} | _pasts(graph, plan)
+    return [n for n in graph.nodes if n.op.name == "attention" and symbols(n.operands[1].shape[2]) & sizes]
 
 
-def _places(e: Expr) -> bool:
-    """Whether an expression mentions i or j outside of loads."""
-    if isinstance(e, Var):
-        return e.name in ("i", "j")
-    return isinstance(e, Call) and any(_places(part) for part in e.args)
+def _check_moves(graph: Graph, plan: CachePlan) -> None:
+    """Raises UsageError for an attention that padding on the left would change."""
+    counting = counting_nodes(graph)
+    for node in _over_tokens(graph, plan):
+        moving = {v: v.constant is None and v.producer not in counting for v in node.operands[3:]}
+        reason = why_not_moved(node, moving)
+        if reason:
+            raise UsageError(
+                f"rows cannot be padded: the attention at {node.source or node.op.name} depends on where its tokens "
+                f"stand: {reason}. Export without padding"
+            )
 
 
 def _ids(plan: CachePlan) -> str:

@@ -36,7 +36,7 @@ from ..ir.elements import IndexAnalysis
 from ..ir.expr import Var, loads, substitute, variables
 from ..ir.simplify import Simplifier
 
-__all__ = ["add_position_ids"]
+__all__ = ["add_position_ids", "counting_nodes"]
 
 _BROADCASTS = frozenset({"add", "sub", "mul", "div", "where", "min", "max", "pow"})
 
@@ -48,7 +48,7 @@ def add_position_ids(graph: Graph, plan: CachePlan, name: str, length: int | Non
     There are as many positions as the plan's ``max_length`` says, or ``length`` where it says nothing. Raises
     UsageError that names the node where a position counts in a way that a table does not tell.
     """
-    counting = _counting(graph)
+    counting = counting_nodes(graph)
     analysis = IndexAnalysis(graph)
     found = {
         value: axis
@@ -88,7 +88,7 @@ def _rows(graph: Graph, plan: CachePlan) -> Dim:
     ids = next((graph.value(i.name) for i in plan.inputs if i.role == "ids"), None)
     if ids is None or ids.type.rank != 2:
         raise UsageError("positions are fed beside token ids [batch, new], which the model does not take")
-    return ids.shape[0]
+    return ids.type.shape[0]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _reads(source: Value, axis: int, counting: set[Node], rows: Dim) -> list[_Re
     return found
 
 
-def _counting(graph: Graph) -> set[Node]:
+def counting_nodes(graph: Graph) -> set[Node]:
     """The nodes that compute with nothing but constants and sizes, less the cuts of what they give."""
     found: set[Node] = set()
     for node in graph.nodes:
@@ -169,9 +169,7 @@ def _position_axis(analysis: IndexAnalysis, plan: CachePlan, value: Value) -> in
     axis = axes[0]
     total = (*value.shape[:axis], symbol(plan.past) + symbol(plan.time), *value.shape[axis + 1 :])
     domain = Domain({f"x{k}": d for k, d in enumerate(total)}, {plan.past: 0})
-    at = Simplifier(domain, analysis.dtype_of)(
-        substitute(element, {f"x{axis}": Var(f"x{axis}") - Var(plan.past)})
-    )
+    at = Simplifier(domain, analysis.dtype_of)(substitute(element, {f"x{axis}": Var(f"x{axis}") - Var(plan.past)}))
     if sizes & variables(at):
         _refuse(value, f"it depends on more than the position: {at}")
     return axis
@@ -206,7 +204,7 @@ def _batch_axis(value: Value, axis: int, user: Node, position: int, rows: Dim) -
 
 
 def _table(graph: Graph, plan: CachePlan, value: Value, axis: int, length: int) -> Tensor:
-    """The value at all positions, which come first: [length, other axes…], with one row where it has an axis of rows."""
+    """The value at all positions, which come first: [length, other axes…], for one row where it has an axis of rows."""
     alone = Graph(value.name)
     names = {plan.time, plan.past, *([plan.batch] if plan.batch else [])}
     for name in sorted(names):
@@ -218,7 +216,9 @@ def _table(graph: Graph, plan: CachePlan, value: Value, axis: int, length: int) 
             None if v is None else mapping[v] if v in mapping else mapping.setdefault(v, _constant(alone, v))
             for v in node.inputs
         ]
-        made = alone.add(node.op, *operands, attrs=node.attrs, types=[v.type for v in node.outputs], regions=node.regions)
+        made = alone.add(
+            node.op, *operands, attrs=node.attrs, types=[v.type for v in node.outputs], regions=node.regions
+        )
         mapping.update(zip(node.outputs, made, strict=True))
     alone.add_output(mapping[value], "table")
     counts = {plan.time: length, plan.past: 0}
@@ -228,7 +228,9 @@ def _table(graph: Graph, plan: CachePlan, value: Value, axis: int, length: int) 
     except InputError:
         raise
     except AttncError as error:
-        raise UsageError(f"{value} does not have {length} positions; give a shorter context length ({error})") from error
+        raise UsageError(
+            f"{value} does not have {length} positions; give a shorter context length ({error})"
+        ) from error
     return Tensor(np.ascontiguousarray(np.moveaxis(table, axis, 0)), value.dtype)
 
 

@@ -10,6 +10,8 @@ from ..ir import Graph, Node, UsageError, verify
 from ..passes.base import Pass, Refusal
 from ..passes.block_writes import block_writes
 from ..passes.canonicalise import canonicalise
+from ..passes.causal_forms import causal_forms
+from ..passes.dequantise import dequantise
 from ..passes.fuse_attention import fuse_attention
 from ..passes.fuse_ffn import fuse_ffn
 from ..passes.fuse_norm import fuse_norm
@@ -29,9 +31,13 @@ OPTIMISE: tuple[tuple[str, Pass], ...] = (
     ("fuse-norm", fuse_norm),
     ("fuse-rope", fuse_rope),
     ("fuse-ffn", fuse_ffn),
+    ("causal-forms", causal_forms),
     ("tidy-layers", canonicalise),
 )
 """What every target gets, in order. A pass's name is what ``inspect --after`` takes."""
+
+DEQUANTISE: tuple[tuple[str, Pass], ...] = (("dequantise", dequantise),)
+"""What comes before all others when it is asked for."""
 
 Progress = Callable[[str], AbstractContextManager[object]]
 """Given the name of a step, a context in which it runs."""

@@ -238,8 +238,8 @@ class Session:
         ``seed`` makes the draws repeatable. A row ends with a stop token, or with the last of a sequence of them;
         that token is given, and None for the row from then on. The stream ends when all rows have.
 
-        ``ids`` may be a list of rows of different lengths. They are padded on the left and masked where the program
-        has a mask and positions that follow it; else rows of one length make a batch, and the batches take turns,
+        ``ids`` may be a list of rows of different lengths. They are padded on the left and masked where the plan
+        says that this changes nothing; else rows of one length make a batch, and the batches take turns,
         each in a copy of the session. Either way every row gives what it gives alone.
 
         ``feeds`` are the program's other inputs, for the prompt: [batch, n] along time, the encoder's once. The

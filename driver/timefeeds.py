@@ -10,7 +10,7 @@ import numpy as np
 
 from ..ir import AttncError, Graph, InputError, TensorType, UsageError
 from ..ir.cacheplan import CachePlan, TimeInput
-from ..ir.dims import symbol
+from ..ir.dims import SymDim, symbol, symbol_and_offset
 from ..ir.operator import Array
 
 __all__ = ["Memory", "TimeFeeds", "take"]
@@ -63,9 +63,13 @@ class TimeFeeds:
         return self._ids[0]
 
     def batch_axis(self, type: TensorType, time_axis: int | None) -> int | None:
-        """The axis of the rows, or None."""
+        """The axis of the rows, or None: the one of the plan's batch. An exporter may give every input a size of its
+        own for it; then it is the first, where that has one."""
         if self.plan.batch is not None:
-            return next((k for k, d in enumerate(type.shape) if d == symbol(self.plan.batch)), None)
+            named = next((k for k, d in enumerate(type.shape) if d == symbol(self.plan.batch)), None)
+            if named is not None or type.rank < 2 or time_axis == 0:
+                return named
+            return 0 if isinstance(type.shape[0], SymDim) and _alone(type.shape[0]) else None
         return 0 if self.several and type.rank and time_axis != 0 and type.shape[0] == self.rows else None
 
     def batch_axis_of(self, name: str) -> int | None:
@@ -98,13 +102,14 @@ class TimeFeeds:
         return np.broadcast_to(flat if batch is not None else flat[None], (count, array.shape[timed.axis]))
 
     def can_pad(self) -> bool:
-        """Whether rows of different lengths may be padded on the left, so that each gives what it gives alone: the
-        padding is masked, positions count the tokens alone, and no state has the padding in it."""
+        """Whether rows of different lengths may be padded on the left, so that each gives what it gives alone. The
+        plan says so; the mask and the positions must be able to differ from row to row, and no state may mix what it
+        has seen."""
         positions = [t for t in self.plan.inputs if t.role == "positions"]
-        counted = self.plan.padding or bool(positions)
         along = [t.name for t in (self.mask, *positions) if t is not None]
         mixed = any(state.kind in ("sum", "rows", "hidden") for state in self.plan.states)
-        return self.mask is not None and counted and not mixed and all(self.batch_axis_of(n) is not None for n in along)
+        apart = all(self.batch_axis_of(name) is not None for name in along)
+        return self.mask is not None and self.plan.padding and apart and not mixed
 
     # -- feeds -----------------------------------------------------------------------------------------------
 
@@ -223,6 +228,10 @@ class TimeFeeds:
 def take(array: Array, axis: int | None, rows: Sequence[int]) -> Array:
     """The rows along an axis; the array itself when it has none."""
     return array if axis is None else np.take(array, rows, axis=axis)
+
+
+def _alone(d: SymDim) -> bool:
+    return symbol_and_offset(d)[0] == d.text
 
 
 def _tail(array: Array, axis: int, count: int) -> Array:

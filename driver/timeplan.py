@@ -17,8 +17,8 @@ def whole_plan(graph: Graph) -> CachePlan:
     """A plan without states for a graph over all tokens. Each step runs the whole prefix again, which is right for
     every graph whose logits are those of the next token.
 
-    The token ids are the integers [batch, n] or [n] whose n an output of floats has too, with the vocabulary behind
-    it; among several those that index a table with a row for each word, else those that index the largest table. Of
+    The token ids are the integers [batch, n] or [n] for which an output of floats has those sizes too, the vocabulary
+    behind them; among several those that index a table with a row for each word, else those that index the largest table. Of
     the other inputs along n, those called after a mask or after positions get defaults. Raises UsageError when the
     graph has no such pair, or has states of its own.
     """
@@ -63,7 +63,7 @@ def _outputs(graph: Graph, ids: Value, time: Dim) -> list[Output]:
         and output.value.dtype.is_float
         and output.value.type.rank == ids.type.rank + 1
         and isinstance(output.value.shape[-1], int)
-        and _axis(output.value.type, time) is not None
+        and set(output.value.shape[:-1]) == set(ids.shape)
     ]
 
 

@@ -55,7 +55,7 @@ class CachePlan:
     """``time`` is the size that counts the new tokens, ``past`` those seen before, ``batch`` the rows (None when it is
     a number). ``max_length`` is how many tokens the model's stored tables of positions hold, None without one.
     ``conditions`` are what the equality with the full model takes for granted, in words. ``padding`` says that rows
-    padded on the left, with the padding masked, give what they give alone even without an input of positions."""
+    padded on the left, with the padding masked, give what they give alone."""
 
     time: str
     inputs: tuple[TimeInput, ...]

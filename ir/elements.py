@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .affine import NODE_LIMIT, Domain, count, dim_expr
-from .dims import Dim, lower_bound, symbols
+from .dims import Dim, least, lower_bound, symbols
 from .errors import ParseError
 from .expr import Call, Const, Expr, Load, Var, call, loads, substitute
 from .operator import Array, Operator
@@ -138,8 +138,8 @@ class IndexAnalysis:
     def __post_init__(self) -> None:
         shown = {str(d) for value in self.graph.inputs for d in value.shape}
         held = {name for state in self.graph.states.values() for d in state.type.shape for name in symbols(d)}
-        self.lower = dict.fromkeys(held - shown, 0)
-        """The sizes that only states tell, which may begin as 0 whatever they are called."""
+        self.lower = {name: 0 for name in held - shown if least(name) > 0}
+        """The sizes that only states tell, which may begin as 0 though their names do not say so."""
 
     # -- names ---------------------------------------------------------------------------------------------------
 

@@ -134,20 +134,23 @@ def _as_array(value: Value, given: Any) -> Array:
 def bind_sizes(type: TensorType, shape: Sequence[int], sizes: dict[str, int], what: str) -> None:
     """Learns the sizes that a shape fixes and checks the others. An axis fixes the only unknown symbol of a linear
     expression, such as ``past`` of ``past + seq`` when ``seq`` is known. Raises InputError."""
-    _learn(type, shape, what, sizes)
-    for axis, (d, n) in enumerate(zip(type.shape, shape, strict=True)):
-        try:
-            expected = evaluate_dim(d, sizes)
-        except KeyError:
-            continue
-        if expected != n:
+    try:
+        expected: list[int | None] = [evaluate_dim(d, sizes) for d in type.shape]
+    except KeyError:
+        _learn(type, shape, what, sizes, plain=True)
+        _learn(type, shape, what, sizes)
+        expected = [evaluate_dim(d, sizes) if symbols(d) <= sizes.keys() else None for d in type.shape]
+    if len(shape) != len(expected):
+        raise _wrong_rank(type, shape, what)
+    for axis, (wanted, n) in enumerate(zip(expected, shape, strict=True)):
+        if wanted is not None and wanted != n:
             raise _wrong_size(type, axis, n, what, sizes)
 
 
 def _learn(type: TensorType, shape: Sequence[int], what: str, sizes: dict[str, int], plain: bool = False) -> None:
     """Adds the sizes that a shape fixes, with ``plain`` only those that are an axis by themselves."""
     if len(shape) != type.rank:
-        raise InputError(f"{what} must be {type}, not of shape {list(shape)}")
+        raise _wrong_rank(type, shape, what)
     for axis, (d, n) in enumerate(zip(type.shape, shape, strict=True)):
         if not isinstance(d, SymDim):
             continue
@@ -167,6 +170,10 @@ def _at_least_zero(value: int, type: TensorType, axis: int, n: int, what: str, s
     if value < 0:
         raise _wrong_size(type, axis, n, what, sizes)
     return value
+
+
+def _wrong_rank(type: TensorType, shape: Sequence[int], what: str) -> InputError:
+    return InputError(f"{what} must be {type}, not of shape {list(shape)}")
 
 
 def _wrong_size(type: TensorType, axis: int, n: int, what: str, sizes: Mapping[str, int]) -> InputError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..ir import Dim, Expr, Node, Value
 from ..ir.affine import Domain, dim_expr
@@ -11,11 +12,39 @@ from ..ir.expr import Call, Load, Var, substitute
 from ..ir.maskset import MaskSet
 from ..ir.presburger import load_isl, read_set
 from ..ir.simplify import Simplifier
-from .causal_attention import EXPRESSIONS, LengthFree, length_free, window_of
-from .segments import ALL, Segment, Segments, ring
-from .timing import TimingAnalysis
+from .cache_rule import CacheRule, everywhere
+from .causal_attention import EXPRESSIONS, LengthFree, attention_leak, length_free, window_of
+from .segments import ALL, Segment, Segments, ring, span
+from .times import NoRuleError, TimeAxis, Timing
 
-__all__ = ["Request", "requests", "step_attributes"]
+if TYPE_CHECKING:
+    from .insert_cache import Insertion
+    from .timing import TimingAnalysis
+
+__all__ = ["AttentionRule", "Request", "requests", "step_attributes"]
+
+
+class AttentionRule(CacheRule):
+    """Attention: its keys and values are asked for at all times, or at those that its window can see."""
+
+    def timings(self, analysis: TimingAnalysis, node: Node) -> Sequence[Timing]:
+        kind = analysis.join(node, [analysis[v] for v in node.operands])
+        reason = attention_leak(analysis, node)
+        if reason is not None:
+            raise NoRuleError(reason)
+        return [Timing(kind, analysis[node.operands[0]].axes)] * len(node.outputs)
+
+    def computed(self, analysis: TimingAnalysis, node: Node, asked: Segments) -> Segments:
+        return asked
+
+    def wanted(self, step: Insertion, node: Node, segments: Segments) -> list[tuple[Value, Segments]]:
+        return [(r.value, r.segments) for r in requests(step.analysis, node, segments[0], step.rings)]
+
+    def emit(self, step: Insertion, node: Node, segments: Segments) -> Sequence[Value]:
+        found = requests(step.analysis, node, segments[0], step.rings)
+        attrs = step_attributes(step.analysis, node, segments[0], found)
+        operands = [step.get(r.value, r.segments) for r in found]
+        return step.step.add(node.op, *operands, attrs=attrs, names=[v.name for v in node.outputs], source=node.source)
 
 
 @dataclass(frozen=True)
@@ -34,13 +63,13 @@ def requests(analysis: TimingAnalysis, node: Node, segment: Segment, rings: bool
     q, k, v = node.operands[:3]
     free = length_free(analysis, node)
     keys = _keys(analysis, node, free, rings)
-    along = lambda x, s: tuple(s for _ in analysis[x].axes)  # noqa: E731
-    found = [Request(q, along(q, segment)), Request(k, along(k, keys)), Request(v, along(v, keys))]
+    found = [Request(x, everywhere(s, analysis, x)) for x, s in ((q, segment), (k, keys), (v, keys))]
+    time = _key_axis(analysis, node)
     tensors = dict(zip(node.attr("loads"), node.operands[3:], strict=True))
     places: dict[tuple[str, Segments], None] = {}
     for e in free.expressions.values():
         for load in _loads(e):
-            places[load.tensor, _wanted(analysis, tensors[load.tensor], load, segment, keys)] = None
+            places[load.tensor, _wanted(analysis, tensors[load.tensor], load, segment, keys, time)] = None
     taken: dict[str, int] = {}
     for name, segments in places:
         count = taken[name] = taken.get(name, 0) + 1
@@ -49,9 +78,15 @@ def requests(analysis: TimingAnalysis, node: Node, segment: Segment, rings: bool
 
 
 def _keys(analysis: TimingAnalysis, node: Node, free: LengthFree, rings: bool) -> Segment:
-    window = window_of(free.mask) if rings and analysis[node.operands[1]].axes else None
+    time = _key_axis(analysis, node)
+    window = window_of(free.mask) if rings and time is not None and time.is_plain else None
     plain = window is not None and window > 1
     return ring(window) if plain and window is not None else ALL
+
+
+def _key_axis(analysis: TimingAnalysis, node: Node) -> TimeAxis | None:
+    """The time axis of the keys, which may begin with a prefix."""
+    return next(iter(analysis[node.operands[1]].axes), None)
 
 
 def _loads(e: Expr) -> list[Load]:
@@ -67,11 +102,16 @@ def _loads(e: Expr) -> list[Load]:
     return found[::-1]
 
 
-def _wanted(analysis: TimingAnalysis, value: Value, load: Load, queries: Segment, keys: Segment) -> Segments:
+def _wanted(
+    analysis: TimingAnalysis, value: Value, load: Load, queries: Segment, keys: Segment, time: TimeAxis | None
+) -> Segments:
+    """Where a load is read: with the queries, with the keys (behind as many entries as they are), or anywhere."""
     found: list[Segment] = []
     for axis in analysis[value].axes:
         part = load.index[axis.axis]
-        found.append(queries if part == Var("i") else keys if part == Var("j") else ALL)
+        of_query = part == Var("i") and axis.lead == 0
+        of_key = part == Var("j") and time is not None and axis.lead == time.lead
+        found.append(queries if of_query else keys if of_key else ALL)
     return tuple(found)
 
 
@@ -82,18 +122,20 @@ def step_attributes(
     free = length_free(analysis, node)
     time = analysis.length
     keys = operands[1].segments[0] if operands[1].segments else None
+    key_axis = _key_axis(analysis, node)
     shift: dict[str, Dim] = {"i": segment.start(time), "j": keys.start(time) if keys is not None else 0}
     attrs: dict[str, object] = dict(node.attrs)
     attrs["mask"] = None if free.mask is None else shifted(free.mask, shift)
     loads = {(r.original, r.segments): r.load for r in operands[3:]}
     tensors = dict(zip(node.attr("loads"), node.operands[3:], strict=True))
-    sizes = {"i": segment.size(time), "j": keys.size(time) if keys is not None else node.operands[1].shape[2]}
+    shown = node.operands[1].shape[2] if keys is None or key_axis is None else span(key_axis, keys, time)[1]
+    sizes = {"i": segment.size(time), "j": shown}
     types = {r.load: r.value.dtype for r in operands[3:]}
     for name in EXPRESSIONS:
         e = free.expressions.get(name)
         if e is None:
             continue
-        moved = _moved(analysis, e, shift, segment, keys, loads, tensors)
+        moved = _moved(analysis, e, shift, segment, keys, key_axis, loads, tensors)
         if moved != e and name != "inner":
             lower = {"past": 0, **({str(keys.held): 0} if keys is not None and keys.window else {})}
             moved = Simplifier(Domain(sizes, lower), types.get)(moved)
@@ -108,6 +150,7 @@ def _moved(
     shift: Mapping[str, Dim],
     queries: Segment,
     keys: Segment | None,
+    key_axis: TimeAxis | None,
     names: Mapping[tuple[str, Segments], str],
     tensors: Mapping[str, Value],
 ) -> Expr:
@@ -118,7 +161,7 @@ def _moved(
         match part:
             case Load(name, index):
                 value = tensors[name]
-                segments = _wanted(analysis, value, part, queries, keys or ALL)
+                segments = _wanted(analysis, value, part, queries, keys or ALL, key_axis)
                 new = [move(x) for x in index]
                 for axis, s in zip(analysis[value].axes, segments, strict=True):
                     if index[axis.axis] in (Var("i"), Var("j")) and s is not ALL:

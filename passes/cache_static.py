@@ -15,14 +15,15 @@ __all__ = ["Frontier"]
 
 @dataclass(eq=False)
 class Frontier:
-    """The static values that the step reads (``wanted``): those made of constants are copied into it, the others are
+    """The static values that the step reads: those made of constants are copied into it, the others are
     states that ``prepare`` writes."""
 
     graph: Graph
     analysis: TimingAnalysis
-    wanted: list[Value]
     states: list[CacheState] = field(default_factory=list)
     kept: dict[Value, State] = field(default_factory=dict)
+    begun: list[tuple[Value, State]] = field(default_factory=list)
+    """States of the step that begin as such a value, which ``prepare`` writes into them."""
     _given: dict[Value, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -33,9 +34,17 @@ class Frontier:
             for value in node.outputs:
                 self._given[value] = given
 
+    def is_given(self, value: Value) -> bool:
+        """Whether a static value depends on an input, so that no step can compute it from constants."""
+        return self._given.get(value, False)
+
+    def begin(self, value: Value, state: State) -> None:
+        """Lets a state of the step begin as a static value that depends on inputs."""
+        self.begun.append((value, state))
+
     def read(self, step: Graph, value: Value, names: Mapping[Value, str]) -> Value:
         """A static value in the step."""
-        if not self._given.get(value, False):
+        if not self.is_given(value):
             return self._copied(step, value)
         if value not in self.kept:
             name = names.get(value, f"fixed.{value.name}")
@@ -54,14 +63,14 @@ class Frontier:
 
     def prepare(self, names: Mapping[Value, str]) -> Graph | None:
         """The graph that computes what is kept, or None when nothing is."""
-        if not self.kept:
+        if not self.kept and not self.begun:
             return None
         prepared = Graph(f"{self.graph.name}_prepare")
         mapping: dict[Value, Value] = {}
         for value in self.graph.inputs:
             if not self.analysis[value].axes:
                 mapping[value] = prepared.add_input(value.name, value.type)
-        for value, state in self.kept.items():
+        for value, state in (*self.kept.items(), *self.begun):
             prepared.add_state(state)
             made = _copy(prepared, value, mapping)
             Builder(prepared, value.name)("state_write", made, state=state.name)

@@ -46,8 +46,10 @@ def attention_leak(analysis: TimingAnalysis, node: Node) -> str | None:
     along_q, along_k, along_v = ([a.axis for a in analysis[x].axes] for x in (q, k, v))
     if node.attr("weights"):
         return "gives its weights, n by n of them, which no cache holds"
-    if any(not a.is_plain for x in node.operands[:3] for a in analysis[x].axes):
+    if any(not a.is_alone for x in node.operands[:3] for a in analysis[x].axes):
         return "has time merged with another axis in its operands"
+    if any(a.lead != 0 for a in analysis[q].axes) or analysis[k].axes != analysis[v].axes:
+        return f"has queries, keys and values of other lengths than {analysis.time} tokens"
     if along_k != along_v or along_k not in ([], [2]) or along_q not in ([], [2]):
         return "has time along an axis that is not the queries' or the keys'"
     if along_k and not along_q:
@@ -56,15 +58,18 @@ def attention_leak(analysis: TimingAnalysis, node: Node) -> str | None:
         free = length_free(analysis, node)
     except _DependsError as error:
         return str(error)
-    if along_k and not (free.mask or MaskSet.all()).is_subset(causal(), f"0 <= i < {analysis.time}"):
+    lead = analysis[k].axes[0].lead if along_k else 0
+    if along_k and not (free.mask or MaskSet.all()).is_subset(causal(str(lead)), f"0 <= i < {analysis.time}"):
         words = "it has no mask" if free.mask is None else f"its mask is {free.mask.words()}"
         return f"lets position i read positions behind it: {words}"
     reason = _loads_leak(analysis, node, free)
     if reason is None and along_k and node.attr("empty") == "mean" and not _has_keys(free, analysis.time):
-        analysis.conditions.append(
-            f"{node.source or node.op.name}: a query whose keys are all masked gets the mean of the values so far "
-            "(padding before the first token; no other query reads it)"
+        condition = (
+            "a query whose keys are all masked (padding before the first token) gets the mean of the values so far, "
+            "where the full model takes the mean of all"
         )
+        if condition not in analysis.conditions:
+            analysis.conditions.append(condition)
     return reason
 
 
@@ -74,12 +79,15 @@ def _has_keys(free: LengthFree, time: str) -> bool:
 
 def _loads_leak(analysis: TimingAnalysis, node: Node, free: LengthFree) -> str | None:
     loads = dict(zip(node.attr("loads"), node.operands[3:], strict=True))
+    keys = [a.lead for a in analysis[node.operands[1]].axes]
     for e in free.expressions.values():
         for part in (p for p in walk(e) if isinstance(p, Load)):
             value = loads[part.tensor]
             timing = analysis[value]
             for axis in timing.axes:
-                plain = axis.is_plain and part.index[axis.axis] in (Var("i"), Var("j"))
+                place = part.index[axis.axis]
+                of_query, of_key = place == Var("i") and axis.lead == 0, place == Var("j") and axis.lead in keys
+                plain = axis.is_alone and (of_query or of_key)
                 if not plain and timing.kind.name == "CAUSAL":
                     return f"reads {part} at a position that is neither the query's nor the key's"
     return None
@@ -94,7 +102,7 @@ def length_free(analysis: TimingAnalysis, node: Node) -> LengthFree:
     if mask is not None:
         mask = without_sizes(mask, sizes)
         if time in mask.params:
-            mask = _for_every_length(mask, time)
+            mask = _for_every_length(mask, time, k.shape[2])
     found: dict[str, Expr] = {}
     values = {name: dim_expr(d) for name, d in sizes.items()}
     for name in EXPRESSIONS:
@@ -136,16 +144,17 @@ def _affine(d: Dim) -> str:
     return str(d)
 
 
-def _for_every_length(mask: MaskSet, time: str) -> MaskSet:
+def _for_every_length(mask: MaskSet, time: str, keys: Dim) -> MaskSet:
     """The mask of a sequence without end. Raises _DependsError where it changes when tokens are added."""
     longer = f"{time}_longer"
     other = without_sizes(mask, {time: _symbol(longer)})
-    context = f"0 <= i < {time} and 0 <= j < {time} and {time} <= {longer}"
+    context = f"0 <= i < {time} and 0 <= j < {keys} and {time} <= {longer}"
     if not (mask.is_subset(other, context) and other.is_subset(mask, context)):
         raise _DependsError(f"its mask depends on the number of tokens, {time}: {mask}")
     isl = load_isl()
     points = read_set(mask.text)
-    bounds = isl.Set(f"[{time}] -> {{ [b, h, i, j] : 0 <= i < {time} and 0 <= j < {time} }}")
+    names = ", ".join(sorted({time, *_names(keys)}))
+    bounds = isl.Set(f"[{names}] -> {{ [b, h, i, j] : 0 <= i < {time} and 0 <= j < {keys} }}")
     points = points.intersect(bounds)  # then any length that holds both positions tells
     points = points.project_out(isl.dim_type.param, points.find_dim_by_name(isl.dim_type.param, time), 1)
     return MaskSet(str(points))

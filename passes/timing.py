@@ -17,82 +17,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 
-from ..ir import Dim, Graph, Node, SymDim, UsageError, Value, product, symbol, symbols
+from ..ir import Dim, Graph, Node, SymDim, UsageError, Value, at_least, product, symbol, symbols
 from ..ir.elements import IndexAnalysis
 from ..ir.expr import Load as LoadExpr
 from ..ir.expr import variables, walk
-from .causal_attention import attention_leak
+from .cache_rule import CacheRule
+from .cache_rules import rule_for
+from .times import STATIC, Kind, Leak, NoRuleError, TimeAxis, Timing
 
 __all__ = ["Kind", "Leak", "TimeAxis", "Timing", "TimingAnalysis", "analyse", "time_symbol"]
 
-
-class Kind(IntEnum):
-    """What a value depends on, from less to more."""
-
-    STATIC = 0
-    POSITION = 1
-    CAUSAL = 2
-    LAST = 3
-    LENGTH = 4
-    LEAK = 5
-
-
-@dataclass(frozen=True)
-class TimeAxis:
-    """Where time is in a shape: the axis has ``outer * T * inner`` entries, time between the two."""
-
-    axis: int
-    outer: Dim = 1
-    inner: Dim = 1
-
-    def size(self, entries: Dim) -> Dim:
-        """The size of the axis for so many times."""
-        return self.outer * entries * self.inner
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the axis is time and nothing else."""
-        return self.outer == 1 and self.inner == 1
-
-
-@dataclass(frozen=True)
-class Leak:
-    """Where the future comes in, and why."""
-
-    node: Node
-    reason: str
-    advice: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.node.source or self.node.op.name}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class Timing:
-    """What is known of one value. ``whole``: it can only be computed for all times at once (and cut afterwards)."""
-
-    kind: Kind
-    axes: tuple[TimeAxis, ...] = ()
-    whole: bool = False
-    light: bool = False
-    """Causal, and so cheap to compute from the inputs that it is done anew for all times rather than kept."""
-    leak: Leak | None = None
-
-
-STATIC = Timing(Kind.STATIC)
 _LIGHT_LIMIT = 64
 """A value of more numbers a token is not computed again at every step."""
 _HEAVY = frozenset({"matmul", "attention", "conv", "rnn", "gru", "lstm", "scan", "loop", "cond", "dft"})
-
-
-class _NoRuleError(Exception):
-    """Raised with the reason where a value cannot be followed along time."""
-
-    def __init__(self, reason: str, advice: str = "") -> None:
-        super().__init__(reason)
-        self.advice = advice
 
 
 @dataclass(eq=False)
@@ -102,6 +40,8 @@ class TimingAnalysis:
     graph: Graph
     time: str
     timings: dict[Value, Timing] = field(default_factory=dict)
+    rules: dict[Node, CacheRule] = field(default_factory=dict)
+    """The nodes along time that run by a rule of their own."""
     conditions: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -121,9 +61,13 @@ class TimingAnalysis:
         return isinstance(d, SymDim) and self.time in symbols(d)
 
     def time_axis(self, axis: int, d: Dim) -> TimeAxis | None:
-        """Time in an axis that nothing tells of, when its size is a multiple of T: rows outside, as everywhere else."""
+        """Time in an axis that nothing tells of: its size is a multiple of T, rows outside as everywhere else, or
+        T behind some entries before the first token."""
         if not self.has_time(d):
             return None
+        lead = d - self.length
+        if not self.has_time(lead) and at_least(lead, 1) is True:
+            return TimeAxis(axis, lead=lead)
         outer = d // self.length
         return TimeAxis(axis, outer) if outer * self.length == d and not self.has_time(outer) else None
 
@@ -149,14 +93,14 @@ class TimingAnalysis:
             return [STATIC] * len(node.outputs)
         try:
             found = self._by_rule(node)
-        except _NoRuleError as error:
+        except NoRuleError as error:
             if any(t.kind in (Kind.CAUSAL, Kind.LAST) for t in operands):
                 leak = Timing(Kind.LEAK, leak=Leak(node, str(error), error.advice))
                 return [leak] * len(node.outputs)
             return [self._by_element(v) for v in node.outputs]
-        if found.kind is Kind.LENGTH:
+        if any(t.kind is Kind.LENGTH for t in found):
             return [self._by_element(v) for v in node.outputs]
-        return [replace(found, light=found.light and _is_light(v)) for v in node.outputs]
+        return [replace(t, light=t.light and _is_light(v)) for v, t in zip(node.outputs, found, strict=True)]
 
     def _mentions_time(self, node: Node) -> bool:
         """Whether an attribute or the size of a result depends on T."""
@@ -180,39 +124,44 @@ class TimingAnalysis:
 
     # -- rules ---------------------------------------------------------------------------------------------------
 
-    def _by_rule(self, node: Node) -> Timing:
-        """The timing of a node's results. Raises _NoRuleError."""
-        rule = _RULES.get(node.op.name)
-        found = rule(self, node) if rule is not None else None
-        if found is None:
-            found = self._entry_by_entry(node)
-        for value in node.outputs:
-            self._check_shape(node, value, found)
+    def _by_rule(self, node: Node) -> list[Timing]:
+        """The timings of a node's results. Raises NoRuleError."""
+        own = rule_for(self, node)
+        if own is not None:
+            found = list(own.timings(self, node))
+            if any(self[v].axes for v in node.operands):
+                self.rules[node] = own
+        else:
+            rule = _RULES.get(node.op.name, TimingAnalysis.entry_by_entry)
+            found = [rule(self, node)] * len(node.outputs)
+        for value, timing in zip(node.outputs, found, strict=True):
+            self._check_shape(value, timing)
         return found
 
-    def _check_shape(self, node: Node, value: Value, timing: Timing) -> None:
+    def _check_shape(self, value: Value, timing: Timing) -> None:
         places = {a.axis: a for a in timing.axes}
         for k, d in enumerate(value.shape):
-            if k in places and places[k].size(self.length) != d:
-                raise _NoRuleError(f"its result {value.type} has time in a place that is not understood")
+            if k in places and places[k].size(places[k].lead + self.length) != d:
+                raise NoRuleError(f"its result {value.type} has time in a place that is not understood")
             if k not in places and self.has_time(d):
-                raise _NoRuleError(f"its result {value.type} has a size that depends on {self.time}")
+                raise NoRuleError(f"its result {value.type} has a size that depends on {self.time}")
 
     def join(self, node: Node, timings: Sequence[Timing]) -> Kind:
-        """The kind of what is computed from all of them. Raises _NoRuleError where they do not go together."""
+        """The kind of what is computed from all of them. Raises NoRuleError where they do not go together."""
         kinds = {t.kind for t in timings}
         top = max(kinds, default=Kind.STATIC)
         if top is Kind.LENGTH and kinds & {Kind.CAUSAL, Kind.LAST}:
-            raise _NoRuleError(f"it depends on the number of tokens, {self.time}")
+            raise NoRuleError(f"it depends on the number of tokens, {self.time}")
         if top is Kind.LAST and kinds & {Kind.POSITION, Kind.CAUSAL}:
-            raise _NoRuleError("it joins what is known of the last token alone to every token")
+            raise NoRuleError("it joins what is known of the last token alone to every token")
         return top
 
-    def _entry_by_entry(self, node: Node, consumed: Callable[[Value, TimeAxis], None] | None = None) -> Timing:
-        """By the operator's locality: time runs from the operands to the result along its axes."""
+    def entry_by_entry(self, node: Node, consumed: Callable[[Value, TimeAxis], None] | None = None) -> Timing:
+        """By the operator's locality: time runs from the operands to the result along its axes. ``consumed`` is called
+        for an operand's time axis that is in no axis of the result, and raises NoRuleError where that cannot be."""
         locality = node.op.locality(node)
         if locality is None:
-            raise _NoRuleError(f"{node.op.name} has no rule along time")
+            raise NoRuleError(f"{node.op.name} has no rule along time")
         kind = self.join(node, [self[v] for v in node.operands])
         axes: dict[int, TimeAxis] = {}
         for value, places in zip(node.inputs, locality, strict=True):
@@ -225,7 +174,7 @@ class TimingAnalysis:
                     continue
                 moved = replace(time, axis=target)
                 if axes.setdefault(target, moved) != moved:
-                    raise _NoRuleError("time has another layout in one operand than in another")
+                    raise NoRuleError("time has another layout in one operand than in another")
         for k, d in enumerate(node.outputs[0].shape):
             made = self.time_axis(k, d) if k not in axes else None
             if made is not None:  # made by a broadcast
@@ -237,8 +186,8 @@ class TimingAnalysis:
     def _refuse(self, node: Node) -> Callable[[Value, TimeAxis], None]:
         def consumed(value: Value, time: TimeAxis) -> None:
             if self[value].kind is not Kind.CAUSAL:
-                raise _NoRuleError(f"it brings all positions together, so that it depends on {self.time}")
-            raise _NoRuleError(*_mixing(node, self.time))
+                raise NoRuleError(f"it brings all positions together, so that it depends on {self.time}")
+            raise NoRuleError(*_mixing(node, self.time))
 
         return consumed
 
@@ -247,12 +196,12 @@ class TimingAnalysis:
 
         def consumed(value: Value, time: TimeAxis) -> None:
             if self[value].kind is not Kind.POSITION:
-                raise _NoRuleError(f"it looks up tokens at any of the positions 0 … {self.time} - 1")
+                raise NoRuleError(f"it looks up tokens at any of the positions 0 … {self.time} - 1")
 
         return consumed
 
 
-Rule = Callable[[TimingAnalysis, Node], Timing | None]
+Rule = Callable[[TimingAnalysis, Node], Timing]
 
 
 def _mixing(node: Node, time: str) -> tuple[str, str]:
@@ -291,18 +240,18 @@ def _is_light(value: Value) -> bool:
 # -- rules of single operators -------------------------------------------------------------------------------------
 
 
-def _iota(analysis: TimingAnalysis, node: Node) -> Timing | None:
+def _iota(analysis: TimingAnalysis, node: Node) -> Timing:
     if analysis.has_time(node.attr("start")):
-        raise _NoRuleError(f"it counts from a number that depends on {analysis.time}")
-    axes = tuple(TimeAxis(k) for k, d in enumerate(node.output.shape) if d == analysis.length)
-    return Timing(Kind.POSITION, axes)
+        raise NoRuleError(f"it counts from a number that depends on {analysis.time}")
+    found = (analysis.time_axis(k, d) for k, d in enumerate(node.output.shape))
+    return Timing(Kind.POSITION, tuple(a for a in found if a is not None and a.is_alone))
 
 
-def _size(analysis: TimingAnalysis, node: Node) -> Timing | None:
+def _size(analysis: TimingAnalysis, node: Node) -> Timing:
     return Timing(Kind.LENGTH, whole=True)
 
 
-def _reshape(analysis: TimingAnalysis, node: Node) -> Timing | None:
+def _reshape(analysis: TimingAnalysis, node: Node) -> Timing:
     timing = analysis[node.operands[0]]
     axes = tuple(reshaped(analysis, node, time) for time in timing.axes)
     return replace(timing, axes=axes, whole=False)
@@ -317,18 +266,18 @@ def reshaped(analysis: TimingAnalysis, node: Node, time: TimeAxis) -> TimeAxis:
             continue
         outer = before // product(target[:k])
         inner = after // product(target[k + 1 :])
-        place = TimeAxis(k, outer, inner)
-        if outer * product(target[:k]) == before and place.size(analysis.length) == d:
+        place = TimeAxis(k, outer, inner, time.lead)
+        if outer * product(target[:k]) == before and place.size(time.lead + analysis.length) == d:
             return place
-    raise _NoRuleError("it moves entries from one time to another")
+    raise NoRuleError("it moves entries from one time to another")
 
 
-def _expand(analysis: TimingAnalysis, node: Node) -> Timing | None:
-    timing = analysis._entry_by_entry(node)
+def _expand(analysis: TimingAnalysis, node: Node) -> Timing:
+    timing = analysis.entry_by_entry(node)
     return replace(timing, kind=Kind.POSITION) if timing.kind is Kind.STATIC and timing.axes else timing
 
 
-def _slice(analysis: TimingAnalysis, node: Node) -> Timing | None:
+def _slice(analysis: TimingAnalysis, node: Node) -> Timing:
     x = node.operands[0]
     timing = analysis[x]
     places = {a.axis: a for a in timing.axes}
@@ -342,12 +291,12 @@ def _slice(analysis: TimingAnalysis, node: Node) -> Timing | None:
             if places[axis].is_plain and start == analysis.length - 1 and size == 1 and len(places) == 1:
                 last = timing.kind is Kind.CAUSAL
                 if not last:
-                    raise _NoRuleError(f"it takes position {analysis.time} - 1")
+                    raise NoRuleError(f"it takes position {analysis.time} - 1")
                 del axes[axis]
                 continue
-            raise _NoRuleError("it cuts some positions out of all")
+            raise NoRuleError("it cuts some positions out of all")
         if analysis.has_time(start):
-            raise _NoRuleError(f"it begins at a position that depends on {analysis.time}")
+            raise NoRuleError(f"it begins at a position that depends on {analysis.time}")
         if size == analysis.length and step == 1:  # a table cut to the length
             axes[axis] = TimeAxis(axis)
     if last:
@@ -356,7 +305,7 @@ def _slice(analysis: TimingAnalysis, node: Node) -> Timing | None:
     return Timing(kind, tuple(axes[k] for k in sorted(axes)), light=timing.light)
 
 
-def _gather(analysis: TimingAnalysis, node: Node) -> Timing | None:
+def _gather(analysis: TimingAnalysis, node: Node) -> Timing:
     x, indices = node.operands
     axis = node.attr("axis") % x.type.rank
     timing = analysis[x]
@@ -365,37 +314,11 @@ def _gather(analysis: TimingAnalysis, node: Node) -> Timing | None:
         where = str(analysis.elements.element(indices)).replace(" ", "")
         if where in ("-1", f"{analysis.time}-1", f"-1+{analysis.time}"):
             return Timing(Kind.LAST)
-    return analysis._entry_by_entry(node, analysis._table(node))
+    return analysis.entry_by_entry(node, analysis._table(node))
 
 
-def _looked_up(analysis: TimingAnalysis, node: Node) -> Timing | None:
-    return analysis._entry_by_entry(node, analysis._table(node))
-
-
-def _cumulative(analysis: TimingAnalysis, node: Node) -> Timing | None:
-    x = node.operands[0]
-    timing = analysis[x]
-    axis = node.attr("axis") % x.type.rank
-    if not any(a.axis == axis for a in timing.axes):
-        return None
-    if node.attr("reverse"):
-        raise _NoRuleError(f"sums from position {analysis.time} - 1 backwards")
-    if node.op.name != "cumsum" and not (timing.light or timing.kind is Kind.POSITION):
-        raise _NoRuleError(f"{node.op.name} has no rule along time")
-    if not all(a.is_plain for a in timing.axes if a.axis == axis):
-        raise _NoRuleError("it runs over more than time")
-    return timing
-
-
-def _attention(analysis: TimingAnalysis, node: Node) -> Timing | None:
-    timings = [analysis[v] for v in node.operands]
-    kind = analysis.join(node, timings)
-    q = analysis[node.operands[0]]
-    reason = attention_leak(analysis, node)
-    if reason is not None:
-        raise _NoRuleError(reason)
-    axes = q.axes
-    return Timing(kind, axes)
+def _looked_up(analysis: TimingAnalysis, node: Node) -> Timing:
+    return analysis.entry_by_entry(node, analysis._table(node))
 
 
 _RULES: Mapping[str, Rule] = {
@@ -407,9 +330,6 @@ _RULES: Mapping[str, Rule] = {
     "gather": _gather,
     "gather_nd": _looked_up,
     "gather_elements": _looked_up,
-    "cumsum": _cumulative,
-    "cumprod": _cumulative,
-    "attention": _attention,
 }
 
 
@@ -432,9 +352,12 @@ def time_symbol(graph: Graph, wanted: str | None = None) -> str:
     found = [n for n in names if n not in rows and n in outs]
     if not found:  # a model of the last token alone: its outputs have no time
         found = [n for n in names if n not in rows and any(_is_tokens(v, n) for v in graph.inputs)]
-    if len(found) != 1:
-        what = f"{', '.join(found)} could be" if found else "no size of an input is"
-        raise UsageError(f"{graph.name}: {what} the number of tokens; name the size that is (the option --time)")
+    if not found:
+        given = ", ".join(f"{v.name} {v.type}" for v in graph.inputs)
+        raise UsageError(f"{graph.name} takes no tokens along a size that varies (its inputs: {given}): it has no steps")
+    if len(found) > 1:
+        both = ", ".join(found)
+        raise UsageError(f"{graph.name}: {both} could be the number of tokens; name the one that is (the option --time)")
     return found[0]
 
 

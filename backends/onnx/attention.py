@@ -14,8 +14,8 @@ from ...ir.dims import least
 from ...ir.expr import Call, Const, Var, loads, variables, walk
 from ...ir.exprlower import ExprLowering
 from ...ir.ops.attention import AXES, DOT
-from . import cached
 from .emitter import Emission, Emitter, Ref
+from .grouped import plan
 from .kernels import Dialect
 from .scores import added_bias, is_finite, soft_cap
 
@@ -94,7 +94,7 @@ def _every_query_sees_a_key(node: Node, mask: MaskSet | None) -> bool:
 
 
 def _fits(node: Node, dialect: Dialect) -> bool:
-    if dialect.buffers and cached.plan(node) is not None:
+    if dialect.buffers and plan(node) is not None:
         return True  # the writer puts another operator in its place
     return not (dialect.runtime and node.output.dtype is DType.FLOAT64) and _plan(node, dialect) is not None
 

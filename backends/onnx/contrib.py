@@ -11,39 +11,56 @@ from typing import Any, ClassVar
 
 from ...ir import Attr, Call, DType, Node, Operator, TensorType
 from .emitter import Emission, Emitter, Ref
+from .kernels import Dialect
 
-__all__ = ["BLIND_ROWS", "DOMAIN", "EMISSIONS", "FLAT_ROPE", "GROUP_QUERY"]
+__all__ = [
+    "BLIND_ROWS",
+    "DOMAIN",
+    "EMISSIONS",
+    "FLAT_ROPE",
+    "GROUP_QUERY",
+    "SKIP_LAYER_NORM",
+    "SKIP_RMS_NORM",
+    "SPLIT",
+]
 
 DOMAIN = "com.microsoft"
 
 
 class GroupQuery(Operator):
-    """Causal attention of q [b, n, heads·d] over a cache that k and v [b, n, kv_heads·d] are appended to.
+    """Causal attention of q [b, n, heads·d] over a cache that k and v [b, n, kv_heads·d] are appended to. Without k and
+    v, q holds all three side by side.
 
     Query i sees the keys j <= i + past, with ``window`` w only those with i + past - j < w. ``last`` int32[b] is the
     index of the last key of each row, ``total`` int32[] the number of keys, ``bias`` [1 or b, 1 or heads, n, past + n]
-    is added to the scores, ``sink`` [heads] takes part in the softmax. Gives the result [b, n, heads·d] and the two
-    states, which lie in the buffers that hold them.
+    is added to the scores, ``sink`` [heads] takes part in the softmax. Gives the result [b, n, heads·d], and the keys
+    and values with the new ones behind, [b, kv_heads, past + n, d]: in the buffers of the two states, or anew where
+    ``past_key`` and ``past_value`` are operands.
     """
 
     name = "ort.group_query"
-    inputs = ("q", "k", "v", "last", "total", "bias?", "sink?")
+    inputs = ("q", "k?", "v?", "last?", "total?", "bias?", "sink?", "past_key?", "past_value?")
     attributes: ClassVar[Mapping[str, Attr]] = {
         "heads": Attr("int"),
         "kv_heads": Attr("int"),
         "scale": Attr("float"),
         "window": Attr("int", 0),
         "softcap": Attr("float", 0.0),
-        "key_state": Attr("str"),
-        "value_state": Attr("str"),
+        "key_state": Attr("str", ""),
+        "value_state": Attr("str", ""),
     }
     has_effect = True
 
     def infer(self, call: Call) -> tuple[TensorType, ...]:
-        length = call.type(1).shape[1]
-        states = (call.states[call.attr(name)].type for name in ("key_state", "value_state"))
-        whole = [t.with_shape((*t.shape[:2], t.shape[2] + length, t.shape[3])) for t in states]
-        return (call.type(0), *whole)
+        q = call.type(0)
+        length = q.shape[1]
+        if call.attr("key_state"):
+            past = [call.states[call.attr(name)].type for name in ("key_state", "value_state")]
+        else:
+            past = [call.type(7), call.type(8)]
+        whole = [t.with_shape((*t.shape[:2], t.shape[2] + length, t.shape[3])) for t in past]
+        width = call.attr("heads") * whole[0].shape[3]
+        return (q.with_shape((*q.shape[:2], width)), *whole)
 
 
 class FlatRope(Operator):
@@ -73,8 +90,63 @@ class BlindRows(Operator):
         return call.type(0)
 
 
+class Split(Operator):
+    """x [..., m] cut along its last axis into parts of ``widths``: one node for what would be as many slices."""
+
+    name = "ort.split"
+    inputs = ("x",)
+    attributes: ClassVar[Mapping[str, Attr]] = {"widths": Attr("int*")}
+
+    def infer(self, call: Call) -> tuple[TensorType, ...]:
+        x = call.type(0)
+        return tuple(x.with_shape((*x.shape[:-1], width)) for width in call.attr("widths"))
+
+
+class SkipRmsNorm(Operator):
+    """s = x + skip, and its RMSNorm over the last axis times ``weight``; gives (norm, s)."""
+
+    name = "ort.skip_rms_norm"
+    inputs = ("x", "skip", "weight")
+    attributes: ClassVar[Mapping[str, Attr]] = {"eps": Attr("float")}
+
+    def infer(self, call: Call) -> tuple[TensorType, ...]:
+        return (call.type(0), call.type(0))
+
+
+class SkipLayerNorm(SkipRmsNorm):
+    """s = x + skip, and its LayerNorm over the last axis times ``weight`` plus ``bias``; gives (norm, s)."""
+
+    name = "ort.skip_layer_norm"
+    inputs = ("x", "skip", "weight", "bias")
+
+
+def _split(e: Emitter, node: Node) -> list[Ref]:
+    widths = node.attr("widths")
+    return e.multi("Split", e.operand(node), e.ints(widths), dtypes=[None] * len(widths), axis=-1)
+
+
+def _silu(e: Emitter, node: Node) -> Ref:
+    """x · sigmoid(alpha x) is called QuickGelu there."""
+    return e.node("QuickGelu", e.operand(node), domain=DOMAIN, alpha=1.0)
+
+
+def _has_silu(node: Node, dialect: Dialect) -> bool:
+    return dialect.runtime and node.output.dtype is DType.FLOAT32
+
+
+def _skip_norm(op_type: str) -> Emission:
+    def emit(e: Emitter, node: Node) -> list[Ref]:
+        given = (e.operand(node, k) for k in range(len(node.inputs)))
+        norm, _, _, total = e.multi(op_type, *given, dtypes=[None] * 4, domain=DOMAIN, epsilon=node.attr("eps"))
+        made = e.nodes[-1]
+        made.output[1] = made.output[2] = ""  # the mean and the deviation, which nobody reads
+        return [norm, total]
+
+    return Emission(emit)
+
+
 def _group_query(e: Emitter, node: Node) -> list[Ref]:
-    q, k, v, last, total, bias, sink = e.operands(node)
+    q, k, v, last, total, bias, sink, *past = e.operands(node)
     attrs: dict[str, Any] = {
         "num_heads": node.attr("heads"),
         "kv_num_heads": node.attr("kv_heads"),
@@ -84,7 +156,8 @@ def _group_query(e: Emitter, node: Node) -> list[Ref]:
         attrs["local_window_size"] = node.attr("window")
     if node.attr("softcap"):
         attrs["softcap"] = node.attr("softcap")
-    past = (e.past[node.attr(name)] for name in ("key_state", "value_state"))
+    if node.attr("key_state"):
+        past = [e.past[node.attr(name)] for name in ("key_state", "value_state")]
     # Between total and bias: tables of rotary positions, and positions, which it is not asked to apply.
     given = (q, k, v, *past, last, total, None, None, None, bias, sink)
     return e.multi("GroupQueryAttention", *given, dtypes=[None] * 3, domain=DOMAIN, **attrs)
@@ -111,10 +184,15 @@ def _blind_rows(e: Emitter, node: Node) -> Ref:
     return e.node("Where", sees, x, flat, dtype=DType.FLOAT32)
 
 
-GROUP_QUERY, FLAT_ROPE, BLIND_ROWS = GroupQuery(), FlatRope(), BlindRows()
+GROUP_QUERY, FLAT_ROPE, BLIND_ROWS, SPLIT = GroupQuery(), FlatRope(), BlindRows(), Split()
+SKIP_RMS_NORM, SKIP_LAYER_NORM = SkipRmsNorm(), SkipLayerNorm()
 
 EMISSIONS: dict[str, Emission] = {
+    "silu": Emission(_silu, _has_silu),
     "ort.group_query": Emission(_group_query),
     "ort.flat_rope": Emission(_flat_rope),
     "ort.blind_rows": Emission(_blind_rows),
+    "ort.split": Emission(_split),
+    "ort.skip_rms_norm": _skip_norm("SkipSimplifiedLayerNormalization"),
+    "ort.skip_layer_norm": _skip_norm("SkipLayerNormalization"),
 }

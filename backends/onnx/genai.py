@@ -48,16 +48,16 @@ class GenaiOptions:
     pad: int | None = None
 
 
-def genai_config(
-    graph: Graph, plan: CachePlan, options: GenaiOptions, filename: str = "model.onnx"
-) -> dict[str, Any]:
+def genai_config(graph: Graph, plan: CachePlan, options: GenaiOptions, filename: str = "model.onnx") -> dict[str, Any]:
     """The configuration for the step graph ``graph`` in the file ``filename``.
 
-    Raises UsageError that names the input, state or output which onnxruntime-genai could not feed or read: it feeds token
-    ids, an attention mask and positions, and keys and values that grow, all layers of one shape.
+    Raises UsageError that names the input, state or output which onnxruntime-genai could not feed or read: it feeds
+    token ids, an attention mask and positions, and keys and values that grow, all layers of one shape.
     """
     inputs = _inputs(graph, plan)
     layers, heads, width = _caches(graph, plan)
+    pasts = {f"past_{what}_names": _template(past_name, what) for what in _KINDS}
+    presents = {f"present_{what}_names": _template(present_name, what) for what in _KINDS}
     logits, vocabulary = _logits(graph, plan)
     length = options.context_length if options.context_length is not None else plan.max_length
     if length is None:
@@ -83,8 +83,8 @@ def genai_config(
                 "num_attention_heads": _query_heads(graph) or heads,
                 "num_key_value_heads": heads,
                 "head_size": width,
-                "inputs": inputs | {f"past_{what}_names": _template(past_name, what) for what in _KINDS},
-                "outputs": {"logits": logits} | {f"present_{what}_names": _template(present_name, what) for what in _KINDS},
+                "inputs": inputs | pasts,
+                "outputs": {"logits": logits} | presents,
             },
         },
         "search": {

@@ -42,9 +42,19 @@ def added_bias(score: Expr) -> Expr | None:
 _TOTAL = frozenset({"add", "sub", "mul", "neg", "abs", "min", "max", "tanh", "sigmoid", "sin", "cos", "erf", "where"})
 
 
+def _is_total(e: Expr) -> bool:
+    """Whether e is no function that can make something else than a number of numbers."""
+    match e:
+        case Call(fn="div" | "floordiv" | "mod", args=(_, Const(value=c))):
+            return c != 0
+        case Call(fn=fn):
+            return fn in _TOTAL
+    return True
+
+
 def is_finite(node: Node, bias: Expr) -> bool:
     """Whether the bias is a finite number everywhere: a row of only -inf would give NaN instead of zeros."""
-    if any(isinstance(e, Call) and e.fn not in _TOTAL for e in walk(bias)):
+    if not all(_is_total(e) for e in walk(bias)):
         return False
     if any(isinstance(e, Const) and not np.isfinite(e.value) for e in walk(bias)):
         return False

@@ -20,11 +20,12 @@ from onnx import helper
 
 from ...ir import DType, Graph, OutputError, State, Tensor, TensorType, UsageError, Value
 from ...ir.dims import symbol, symbols
-from .cached import in_buffers
+from .cached import Placed
 from .contrib import DOMAIN, GROUP_QUERY
 from .emitter import Emitter, Ref, onnx_type, value_info
 from .kernels import Dialect
 from .table import EMISSIONS
+from .tune import tuned
 
 __all__ = [
     "BUFFERS_KEY",
@@ -48,7 +49,8 @@ STATES_KEY = "attnc.states"
 
 BUFFERS_KEY = "attnc.buffers"
 """The entry that says which states lie in buffers: "filled" gives by state the size that says how much of it is valid,
-"lengths" by size the input int64[1] that holds it."""
+"lengths" by size the input int64[1] that holds it, "appended", by state that the kernel appends to, the size of what a
+run appends."""
 
 _KEY_OR_VALUE = re.compile(r"\d+\.(key|value)")
 _PROTOBUF_LIMIT = 2**31 - 2**20
@@ -102,7 +104,8 @@ def to_tensor_proto(name: str, tensor: Tensor) -> onnx.TensorProto:
 
 def write(graph: Graph, dialect: Dialect) -> Exported:
     """Writes the graph in a dialect."""
-    graph, filled = in_buffers(graph, dialect) if dialect.buffers else (graph, {})
+    graph, placed = tuned(graph, dialect) if dialect.runtime else (graph, Placed())
+    filled = placed.filled
     e = Emitter(EMISSIONS, dialect)
     inputs = [value_info(e.names.unique(v.name), v.type) for v in graph.inputs]
     for value in graph.inputs:
@@ -148,9 +151,9 @@ def write(graph: Graph, dialect: Dialect) -> Exported:
         producer_version=_version(),
         doc_string=f"{graph.name}, written by attnc",
     )
-    props = {STATES_KEY: list(described.values())} if described else {}
-    if filled:
-        props[BUFFERS_KEY] = {"filled": filled, "lengths": lengths}
+    props: dict[str, object] = {STATES_KEY: list(described.values())} if described else {}
+    if placed.appended:
+        props[BUFFERS_KEY] = {"filled": filled, "lengths": lengths, "appended": placed.appended}
     if props:
         helper.set_model_props(model, {key: json.dumps(value, ensure_ascii=False) for key, value in props.items()})
     return Exported(model, e.names.initialisers)
@@ -176,7 +179,7 @@ def written_states(graph: Graph) -> dict[str, Value]:
     """The states that a run writes, in their order, and what it writes: the model's last outputs."""
     writes: dict[str, Value] = {}
     for node in graph.nodes:
-        if node.op is GROUP_QUERY:
+        if node.op is GROUP_QUERY and node.attr("key_state"):
             writes |= {node.attr("key_state"): node.outputs[1], node.attr("value_state"): node.outputs[2]}
         elif node.op.has_effect and "state" in node.attrs:
             writes[node.attr("state")] = node.output

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from ...ir import Array, ArtifactError, AttncError, Dim, DType, Graph, TargetError, evaluate_dim
+from ...ir import Array, ArtifactError, AttncError, Dim, DType, Graph, TargetError, evaluate_dim, parse_dim
 from ...ir.evaluate import begin
 from ..base import Executable, Options
 from ..onnx import MODEL_FILE
@@ -70,40 +70,38 @@ class OrtExecutable(Executable):
         given, held, written = len(graph.inputs), list(graph.states), list(written_states(graph))
         self._inputs = {v.name: (name, v.dtype) for v, name in zip(graph.inputs, names, strict=False)}
         self._past = dict(zip(held, names[given:], strict=False))
-        self._outputs = list(zip(outputs, (o.value.dtype for o in graph.outputs), strict=False))
+        self._outputs = [(o.name, name) for o, name in zip(graph.outputs, outputs, strict=False)]
         self._present = dict(zip(written, outputs[len(graph.outputs) :], strict=True))
         self._binding = self._session.io_binding()
-        self._order = outputs
         for name in outputs:  # results come in the order in which their names were bound first
             self._binding.bind_output(name)
         self._staged: dict[str, Staged] = {}
         self._held: dict[str, tuple[Array, Any]] = {}
         """The states that are bound as they are: the array given, and the value over its memory."""
-        self._buffers, self._lengths = self._make_buffers()
+        about = json.loads(self._session.get_modelmeta().custom_metadata_map.get(BUFFERS_KEY, "{}"))
+        appended = about.get("appended", {})
+        self._appended = {state: parse_dim(size) for state, size in appended.items()}
+        """By state that the kernel appends to, the size of what a run appends."""
+        self._lengths: list[str] = list(about.get("lengths", {}).values())
+        """The inputs that say how far the buffers of each size are filled."""
+        self._buffers = [
+            Buffers([s for s, own in about["filled"].items() if own == size], options.extra.get("max_length"))
+            for size in about.get("lengths", {})
+        ]
         self._in_buffer = {name for buffers in self._buffers for name in buffers.names}
+        kept = {self._present[name] for name in self._in_buffer}
+        types = [o.value.dtype for o in graph.outputs] + [graph.states[name].type.dtype for name in written]
+        self._fresh = [(n, k, t) for k, (n, t) in enumerate(zip(outputs, types, strict=True)) if n not in kept]
+        """The outputs that every run makes anew: their names, places and types."""
         self._plain: OrtExecutable | None = None
 
-    def _make_buffers(self) -> tuple[list[Buffers], list[tuple[str, Dim]]]:
-        """The buffers of each size that says how far they are filled, with the input that takes it and the size of
-        what a run appends."""
-        text = self._session.get_modelmeta().custom_metadata_map.get(BUFFERS_KEY)
-        if text is None:
-            return [], []
-        about = json.loads(text)
-        buffers, lengths = [], []
-        for size, name in about["lengths"].items():
-            states = [state for state, own in about["filled"].items() if own == size]
-            (append,) = (n for n in self._graph.nodes if n.op.name == "state_append" and n.attr("state") == states[0])
-            buffers.append(Buffers(states, self._options.extra.get("max_length")))
-            lengths.append((name, append.operands[0].shape[2]))
-        return buffers, lengths
-
     def run(self, feeds: Mapping[str, Array], states: dict[str, Array]) -> dict[str, Array]:
-        more = [self._size(size, feeds, states) for _, size in self._lengths]
+        more = {size: self._size(size, feeds, states) for size in set(self._appended.values())}
         if self._is_chunk_of_rows(states, more):
             return self._without_buffers().run(feeds, states)
         filled = []
-        for buffers, (name, _), new in zip(self._buffers, self._lengths, more, strict=True):
+        for buffers, name in zip(self._buffers, self._lengths, strict=True):
+            new = more[self._appended[buffers.names[0]]]
             length, fresh = buffers.load(states, new)
             for state, value in fresh.items():
                 self._binding.bind_ortvalue_input(self._past[state], value)
@@ -127,20 +125,19 @@ class OrtExecutable(Executable):
         for name, own in self._present.items():
             if name not in self._in_buffer:
                 states[name] = results[own]
-        return {o.name: results[own] for o, (own, _) in zip(self._graph.outputs, self._outputs, strict=True)}
+        return {name: results[own] for name, own in self._outputs}
 
     def _run_bound(self) -> dict[str, Array]:
         """Runs on what is bound; gives the results that are not in buffers, by the model's names."""
-        states = {own: self._graph.states[name].type.dtype for name, own in self._present.items()
-                  if name not in self._in_buffer}  # fmt: skip
-        wanted = dict(self._outputs) | states
-        for name in wanted:
-            self._binding.bind_output(name)  # each time: what was bound by the last run would be overwritten
+        for name, _, _ in self._fresh:
+            self._binding.bind_output(name)  # each time: what the last run gave would be overwritten
         self._session.run_with_iobinding(self._binding)
-        values = dict(zip(self._order, self._binding.get_outputs(), strict=True))
-        passed = {own for own, _ in self._inputs.values()}
-        results = {name: from_ort(values[name], dtype) for name, dtype in wanted.items()}
-        return {name: array.copy() if name in passed else array for name, array in results.items()}
+        values = self._binding.get_outputs_as_ortvaluevector()
+        results = {}
+        for name, place, dtype in self._fresh:
+            array = from_ort(onnxruntime.OrtValue(values[place]), dtype)
+            results[name] = array.copy() if name in self._staged else array
+        return results
 
     def _fill(self, name: str, array: Array, dtype: DType) -> None:
         staged = self._staged.get(name)
@@ -158,11 +155,13 @@ class OrtExecutable(Executable):
                     return int(feeds[value.name].shape[axis])
         return evaluate_dim(size, begin(self._graph, feeds, dict(states)))
 
-    def _is_chunk_of_rows(self, states: Mapping[str, Array], more: Sequence[int]) -> bool:
-        """Whether several rows get several tokens each behind others, which the kernel that appends in place refuses:
-        "batch_size must be 1 when sequence_length > 1 and past context is given"."""
-        firsts = (states[buffers.names[0]] for buffers in self._buffers)
-        return any(x.shape[0] > 1 and x.shape[2] > 0 and new > 1 for x, new in zip(firsts, more, strict=True))
+    def _is_chunk_of_rows(self, states: Mapping[str, Array], more: Mapping[Dim, int]) -> bool:
+        """Whether several rows get several tokens each behind others, which the kernel refuses: "batch_size must be 1
+        when sequence_length > 1 and past context is given"."""
+        return any(
+            more[size] > 1 and states[name].shape[0] > 1 and states[name].shape[2] > 0
+            for name, size in self._appended.items()
+        )
 
     def _without_buffers(self) -> OrtExecutable:
         """The same program with caches that are copied; made when it is needed first."""

@@ -110,7 +110,7 @@ class Attention(Operator):
         extra = None if sink is None else np.asarray(evaluate(sink, names, tensors, dtype=q.dtype), q.dtype)
         w = _normalise(s, seen, run.attrs["normalise"], extra)
         if run.attrs["empty"] != "zeros" and seen is not None:
-            alone = 1 / m if run.attrs["empty"] == "mean" else np.nan
+            alone = 1 / max(m, 1) if run.attrs["empty"] == "mean" else np.nan
             w = np.where(seen.any(-1, keepdims=True), w, np.asarray(alone, w.dtype))
         o = np.matmul(w.reshape(batch, groups, repeat, n, m), v[:, :, None]).reshape(batch, heads, n, v.shape[3])
         out = o.astype(inputs[0].dtype, copy=False)

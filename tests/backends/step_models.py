@@ -60,7 +60,7 @@ def step_graph(config: Decoder, seed: int = 0) -> Graph:
             k = m.op("state_append", k, state=f"{layer}.key", axis=2)
             v = m.op("state_append", v, state=f"{layer}.value", axis=2)
             operands: list[Tensor] = []
-            attrs: dict[str, Any] = {"scale": d**-0.5, "mask": config.mask} | config.attrs
+            attrs: dict[str, Any] = {"scale": d**-0.5, "mask": config.mask}
             loads: list[str] = []
             if shown is not None:
                 operands, loads = [shown], ["shown"]
@@ -69,7 +69,7 @@ def step_graph(config: Decoder, seed: int = 0) -> Graph:
                 operands.append(m.parameter("sink", (heads,), "fan_in"))
                 loads.append("sink")
                 attrs["sink"] = "sink[h]"
-            mixed = m.op("attention", q, k, v, *operands, loads=tuple(loads), **attrs)
+            mixed = m.op("attention", q, k, v, *operands, loads=tuple(loads), **(attrs | config.attrs))
             x = x + dense(f.merge_heads(mixed), config.width, "o", bias=False)
             x = x + gated_ffn(rms_normed(x, "norm2"), config.ffn)
     if not config.every:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from attnc.frontends.api import Model, Tensor, dense, embedding, rms_normed
 from attnc.frontends.api import functions as f
 from attnc.ir import Dim, DType, Graph, State, TensorType, evaluate, symbol
 from attnc.ir.cacheplan import CachePlan, CacheState, TimeInput, TimeOutput
+from attnc.ir.dims import dim_min
 
 __all__ = ["Decoder", "cached", "full_graph", "greedy", "whole"]
 
@@ -35,6 +36,8 @@ class Decoder:
     encoder: bool = False
     """An encoder over enc_ids, of which enc_mask hides some, that the first layer attends to."""
     batch: str | int = "batch"
+    table: int = TABLE
+    """How many positions the table has."""
 
 
 class _Build:
@@ -53,7 +56,7 @@ class _Build:
         ids = m.input("input_ids", "int64", [config.batch, n])
         shown = m.input("attention_mask", "int64", [config.batch, self.past + n]) if config.masked else None
         places = m.input("position_ids", "int64", [config.batch, n]) if config.placed else m.arange(n, start=self.past)
-        x = embedding(ids, WORDS, WIDTH, "embed") + embedding(places, TABLE, WIDTH, "places")
+        x = embedding(ids, WORDS, WIDTH, "embed") + embedding(places, config.table, WIDTH, "places")
         if config.typed:
             x = x + embedding(m.input("token_type_ids", "int64", [config.batch, n]), 2, WIDTH, "types")
         if config.sums:
@@ -108,8 +111,6 @@ class _Build:
         old = symbol("past_w")
         self._state(name, "ring", x, old, 2, window - 1)
         both = self.model.op("concat", self.model.op("state_read", state=name), x, axis=2)
-        from attnc.ir.dims import dim_min
-
         kept = dim_min(old + self.n, window - 1)
         last = self.model.op("slice", both, axes=(2,), starts=(old + self.n - kept,), sizes=(kept,))
         self.model.op("state_write", last, state=name)
@@ -177,9 +178,10 @@ def cached(config: Decoder, options: Options | None = None, **plan: object) -> P
     inputs += [TimeInput("position_ids", 1, "positions")] if config.placed else []
     inputs += [TimeInput("token_type_ids", 1, "other")] if config.typed else []
     batch = config.batch if isinstance(config.batch, str) else None
-    fields = {"batch": batch, "max_length": TABLE, **plan}
     outputs = (TimeOutput("logits", 1, last=True),)
-    made = CachePlan("seq", tuple(inputs), tuple(build.states), outputs, **fields)  # type: ignore[arg-type]
+    made = CachePlan("seq", tuple(inputs), tuple(build.states), outputs, batch, max_length=config.table)
+    made = replace(made, padding=config.masked and config.placed and not config.sums)
+    made = replace(made, **plan)  # type: ignore[arg-type]
     prepare = None
     if config.encoder:
         m = Model("prepare", seed=3)
@@ -200,7 +202,7 @@ def logits(graph: Graph, row: list[int], **feeds: object) -> np.ndarray:
         **feeds,
     }
     arrays = {name: value for name, value in all_feeds.items() if name in known}
-    return evaluate(graph, arrays, DType.FLOAT64)["logits"][0]
+    return np.asarray(evaluate(graph, arrays, DType.FLOAT64)["logits"][0])
 
 
 def greedy(graph: Graph, row: list[int], count: int, **feeds: object) -> list[int]:

@@ -195,7 +195,8 @@ ENC: dict[str, Any] = {
 
 
 def crossed(row: list[int], k: int) -> np.ndarray:
-    return logits(full_graph(ENCODER), row, **{name: array[k : k + 1] for name, array in ENC.items()})[-1]
+    given = {name: array[k : k + 1] for name, array in ENC.items()}
+    return np.asarray(logits(full_graph(ENCODER), row, **given)[-1])
 
 
 class Counting(NumpyExecutable):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,7 @@ def test_a_token_costs_no_copy() -> None:
         assert np.array_equal(whole, expected)
         assert np.array_equal(states["s"], expected)
         buffers.append(states["s"].base)
-    moves = sum(a is not b for a, b in zip(buffers, buffers[1:], strict=False))
+    moves = sum(a is not b for a, b in itertools.pairwise(buffers))
     assert moves == 4  # 64, 130, 262, 526, 1054: it doubles
     base = states["s"].base
     assert base is not None

@@ -10,7 +10,6 @@ import pytest
 import attnc
 from attnc.backends.base import Options
 from attnc.ir import InputError, UsageError
-
 from attnc.tests.driver.decoders import SIZE, TABLE, WORDS, Decoder, cached, full_graph, logits, whole
 
 CONFIGS = {
@@ -25,7 +24,9 @@ ROWS = [[7, 3, 39, 0, 12, 5, 30], [1, 1, 2, 20, 9, 9, 9]]
 
 def close(found: np.ndarray, expected: np.ndarray) -> bool:
     """float32 against float64: some hundred sums of numbers of this size."""
-    return found.shape == expected.shape and float(np.abs(found - expected).max()) < 2e-6 * np.abs(expected).max() + 1e-6
+    return (
+        found.shape == expected.shape and float(np.abs(found - expected).max()) < 2e-6 * np.abs(expected).max() + 1e-6
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -106,7 +107,7 @@ def test_types_of_tokens_repeat_the_last() -> None:
     full = full_graph(config)
     for program in (cached(config), whole(config)):
         session = program.session()
-        with pytest.raises(InputError, match="token_type_ids: .* give it"):
+        with pytest.raises(InputError, match=r"token_type_ids: .* give it"):
             session.step([1, 2, 3])
         assert session.length == 0
         session.step([1, 2, 3], {"token_type_ids": [0, 0, 1]})
@@ -160,7 +161,9 @@ def test_max_length_is_an_option() -> None:
         whole(CONFIGS["plain"]).session(max_length=4),
     ):
         session.step([1, 2, 3, 4])
-        with pytest.raises(InputError, match="4 tokens seen and 1 new ones are more than the 4 of the option max_length"):
+        with pytest.raises(
+            InputError, match="4 tokens seen and 1 new ones are more than the 4 of the option max_length"
+        ):
             session.step([5])
     with pytest.raises(UsageError, match="max_length must be a whole number"):
         cached(CONFIGS["plain"]).session(max_length=0)
@@ -189,7 +192,7 @@ def test_programs_that_cannot_be_stepped(graph: attnc.Graph) -> None:
     session = attnc.compile(attnc.parse("graph @g(%x: float32[n]) {\n  %y = neg(%x): float32[n]\n  return y = %y\n}\n"))
     with pytest.raises(UsageError, match="no input of token ids"):
         session.session().step([1, 2])
-    with pytest.raises(InputError, match="keep: .* give it for the new ones"):
+    with pytest.raises(InputError, match=r"keep: .* give it for the new ones"):
         attnc.compile(graph).session().step([1, 2])
 
 
@@ -201,3 +204,35 @@ def test_closed() -> None:
     for one in (session, copy):
         with pytest.raises(UsageError, match="closed"):
             one.step([1])
+
+
+def two_inputs_of_ids() -> attnc.Graph:
+    """Logits of a token and of a sum over another sequence; each input has sizes of its own, as exporters give them."""
+    graph = attnc.Graph("two")
+    sizes = {name: attnc.symbol(name) for name in ("batch", "src", "seq", "rows")}
+    types = {"input_ids": ("batch", "src"), "decoder_mask": ("rows", "seq"), "decoder_input_ids": ("batch", "seq")}
+    values = {
+        name: graph.add_input(name, attnc.TensorType(attnc.DType.INT64, tuple(sizes[d] for d in dims)))
+        for name, dims in types.items()
+    }
+    b = attnc.Builder(graph)
+    table = b.constant(np.random.default_rng(0).standard_normal((7, 7)).astype(np.float32), "table")
+    total = b("reduce_sum", b("gather", table, values["input_ids"], axis=0), axes=(1,), keepdims=True)
+    rows = b.add(b("gather", table, values["decoder_input_ids"], axis=0), total)
+    shown = b.cast(b.unsqueeze(values["decoder_mask"], 2), attnc.DType.FLOAT32)
+    graph.add_output(b("where", b("greater", shown, 0.5), rows, -1.0), "out")
+    return graph
+
+
+def test_the_ids_are_those_of_the_logits() -> None:
+    """The encoder's ids have the batch in common with the logits, and look up the same table."""
+    graph = two_inputs_of_ids()
+    session = attnc.compile(graph).session()
+    assert {t.name: t.role for t in session.time.plan.inputs} == {"decoder_input_ids": "ids", "decoder_mask": "mask"}
+    table = next(v.constant for v in graph.constants if v.name == "table")
+    assert table is not None
+    got = session.step([[1, 2], [3, 4]], {"input_ids": [[5, 6, 0], [1, 1, 1]]})
+    sums = np.stack([table.array[[5, 6, 0]].sum(0), table.array[[1, 1, 1]].sum(0)])
+    assert close(got, table.array[[2, 4]] + sums)
+    session.reorder([1, 1, 0])  # the mask, whose rows have another name, comes along
+    assert close(session.step([[6], [5], [0]]), table.array[[6, 5, 0]] + sums[[1, 1, 0]])
