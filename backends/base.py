@@ -37,7 +37,12 @@ class Executable(ABC):
     @abstractmethod
     def run(self, feeds: Mapping[str, Array], states: dict[str, Array]) -> dict[str, Array]:
         """The outputs by name in the graph's order; updates ``states`` (by state name) in place. The feeds have been
-        checked against the graph's inputs."""
+        checked against the graph's inputs.
+
+        Several sessions may share the program, and each keeps the arrays that it was given: what such an array shows
+        must never change, not even when a run fails. A buffer may grow behind it, as long as only the session that
+        has the newest view of the buffer appends to it.
+        """
 
     def close(self) -> None:  # noqa: B027 - most programs hold nothing
         """Frees what the program holds."""
@@ -48,6 +53,8 @@ class Backend(ABC):
     import the package it drives."""
 
     name: str = ""
+    packs: bool = False
+    """Whether one product with several matrices side by side is faster than a product with each."""
 
     @abstractmethod
     def check(self) -> None:

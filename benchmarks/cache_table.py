@@ -9,6 +9,7 @@ files of the tests.
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 
 import attnc
 from attnc.driver import pipeline
-from attnc.ir import AttncError, Graph, UsageError, evaluate_dim, parse_dim
+from attnc.ir import AttncError, Graph, UsageError, evaluate_dim, parse_dim, symbols
 from attnc.ir.cacheplan import CachePlan
 from attnc.passes.cost import cost
 from attnc.passes.insert_cache import insert_cache
@@ -66,7 +67,7 @@ def row(path: Path) -> Row:
         return Row(path.stem, "–", "–", "–", "–", f"refused: {str(error).split('. The way')[0]}")
     plan = cached.plan
     kinds = Counter(s.kind for s in plan.states)
-    words = {s.proof.partition("(")[2].partition(")")[0] for s in plan.states if s.kind in ("append", "ring")} - {""}
+    words = {w for s in plan.states if s.kind in ("append", "ring") for w in re.findall(r"\(([^()]*)\); an entry", s.proof)}
     return Row(
         path.stem,
         ", ".join(f"{t}: {tokens(path, t)}" for t in TARGETS),
@@ -86,22 +87,21 @@ def growth(plan: CachePlan, size: str) -> int:
 
 
 def _names(text: str) -> set[str]:
-    import re
-
     return set(re.findall(r"[A-Za-z_]\w*", text)) - {"min", "max"}
 
 
 def work(full: Graph, step: Graph, plan: CachePlan) -> str:
-    def total(graph: Graph, sizes: dict[str, int]) -> int:
-        found = cost(graph, sizes).total
-        assert isinstance(found, int)
-        return found
+    """One step after SEEN tokens, and its share of the full model over one token more."""
+    rows = {str(v.shape[0]) for g in (full, step) for v in g.inputs if v.type.rank}
 
-    others = {n: 9 for n in full.size_names() | step.size_names()}
-    rows = dict.fromkeys(n for g in (full, step) for v in g.inputs for n in [str(v.shape[0])] if n in others)
-    base = others | dict.fromkeys(rows, 1)
-    stepped = total(step, base | {plan.time: 1} | {n: SEEN if n == "past" else min(SEEN, _window(n) - 1) for n in base if n.startswith("past")})
-    whole = total(full, base | {plan.time: SEEN + 1})
+    def total(graph: Graph, tokens: int) -> int:
+        found = cost(graph)
+        parts = [a.dense for a in found.attentions] + [k.madds for k in found.kinds if k.name != "attention"]
+        names = {name for d in parts if not isinstance(d, int) for name in symbols(d)}
+        sizes = {n: 1 if n in rows else min(SEEN, _window(n) - 1) if n.startswith("past") else 9 for n in names}
+        return sum(evaluate_dim(d, sizes | {plan.time: tokens}) for d in parts)
+
+    stepped, whole = total(step, 1), total(full, SEEN + 1)
     return f"{stepped:,} ({stepped / whole:.1%})"
 
 

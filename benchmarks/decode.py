@@ -5,7 +5,7 @@ the same for both. onnxruntime-genai's own builder makes its files, once as it d
 of the last token only (prune_lm_head); its better one counts.
 
     pip install onnxruntime-genai==0.18.0 transformers==5.24.0 torch onnx_ir tokenizers
-    python benchmarks/decode.py [--folder FOLDER] [--layers 30] [--threads 2] [--turns 3] [--tokens 48] [--lengths 512,2048]
+    python benchmarks/decode.py [--folder FOLDER] [--threads 2] [--turns 3] [--tokens 48] [--lengths 512,2048]
 """
 
 from __future__ import annotations
@@ -24,9 +24,18 @@ from typing import Any
 import numpy as np
 
 import attnc
-from attnc.frontends.api import Model, Rope, dense, embedding, gated_ffn, rms_normed, rope
-from attnc.frontends.api import functions as f
-from attnc.ir import Graph, State, TensorType, symbol
+from attnc.frontends.api import (
+    Model,
+    Rope,
+    Tensor,
+    causal,
+    embedding,
+    gated_ffn,
+    multi_head_attention,
+    pre_norm,
+    rms_normed,
+)
+from attnc.ir import Graph
 
 Config = dict[str, Any]
 Run = Callable[[np.ndarray, int], tuple[float, float, list[int]]]
@@ -64,49 +73,43 @@ def random_weights(config: Config) -> dict[str, np.ndarray]:
     return {name: array.astype(np.float32) for name, array in weights.items()}
 
 
-def step_graph(config: Config, weights: dict[str, np.ndarray]) -> Graph:
-    """The graph over the new tokens that attention's caches make incremental."""
+def llama(config: Config, weights: dict[str, np.ndarray]) -> Graph:
+    """input_ids [batch, seq] → logits [batch, seq, words], without a cache."""
     names = {
-        "model.": "", "self_attn.q_proj": "q", "self_attn.k_proj": "k", "self_attn.v_proj": "v",
-        "self_attn.o_proj": "o", "mlp.gate_proj": "ffn.gate", "mlp.up_proj": "ffn.up", "mlp.down_proj": "ffn.down",
+        "model.": "", "self_attn.q_proj": "attn.query", "self_attn.k_proj": "attn.key",
+        "self_attn.v_proj": "attn.value", "self_attn.o_proj": "attn.out", "mlp.gate_proj": "ffn.gate",
+        "mlp.up_proj": "ffn.up", "mlp.down_proj": "ffn.down",
     }  # fmt: skip
     ours = {}
     for name, array in weights.items():
-        ours_name = name
-        for theirs, short in names.items():
-            ours_name = ours_name.replace(theirs, short)
-        ours[ours_name] = array.T if array.ndim == 2 and "embed" not in name else array
+        short = name
+        for theirs, own in names.items():
+            short = short.replace(theirs, own)
+        ours[short] = array.T if array.ndim == 2 and "embed" not in name else array
     m = Model("llama", ours)
     ids = m.input("input_ids", "int64", ["batch", "seq"])
-    past, n = symbol("past"), symbol("seq")
-    heads, groups, width = (config[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
-    how, eps, d = Rope.of(width, config["rope_theta"]), config["rms_norm_eps"], config["hidden_size"]
-    positions = m.arange(n, start=past)
-    x = embedding(ids, config["vocab_size"], d, "embed_tokens")
+    d, eps, words = config["hidden_size"], config["rms_norm_eps"], config["vocab_size"]
+    how = Rope.of(config["head_dim"], config["rope_theta"])
+
+    def attn(x: Tensor) -> Tensor:
+        heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+        return multi_head_attention(x, heads=heads, kv_heads=groups, mask=causal(), how=how, bias=False)
+
+    x = embedding(ids, words, d, "embed_tokens")
     for layer in range(config["num_hidden_layers"]):
         with m.scope(f"layers.{layer}"):
-            y = rms_normed(x, "input_layernorm", eps)
-            q, k, v = (
-                f.split_heads(dense(y, count * width, name, bias=False), count)
-                for name, count in (("q", heads), ("k", groups), ("v", groups))
+            x = pre_norm(x, lambda y: rms_normed(y, "input_layernorm", eps), attn)
+            x = pre_norm(
+                x,
+                lambda y: rms_normed(y, "post_attention_layernorm", eps),
+                lambda y: gated_ffn(y, config["intermediate_size"]),
             )
-            q, k = rope(q, how, positions), rope(k, how, positions)
-            for name in ("key", "value"):
-                kept = TensorType(m.dtype, (symbol("batch"), groups, past, width))
-                m._graph.add_state(State(f"{layer}.{name}", kept))
-            k = m.op("state_append", k, state=f"{layer}.key", axis=2)
-            v = m.op("state_append", v, state=f"{layer}.value", axis=2)
-            mixed = m.op("attention", q, k, v, scale=width**-0.5, mask="j <= i + past")
-            x = x + dense(f.merge_heads(mixed), d, "o", bias=False)
-            x = x + gated_ffn(rms_normed(x, "post_attention_layernorm", eps), config["intermediate_size"])
-    last = rms_normed(m.op("slice", x, axes=(1,), starts=(n - 1,), sizes=(1,)), "norm", eps)
-    table = m.parameter("embed_tokens.weight", (config["vocab_size"], d), "normal")
-    m.output("logits", last @ table.T)
+    m.output("logits", rms_normed(x, "norm", eps) @ m.parameter("embed_tokens.weight", (words, d), "normal").T)
     return m.graph
 
 
 def ours(graph: Graph, threads: int) -> Run:
-    session = attnc.compile(graph, target="ort-cpu", threads=threads).session()
+    session = attnc.compile(graph, target="ort-cpu", cache=True, threads=threads).session()
 
     def run(prompt: np.ndarray, count: int) -> tuple[float, float, list[int]]:
         session.reset()
@@ -191,7 +194,7 @@ def main() -> None:
             checkpoint(config, weights, folder / "checkpoint")
             build_genai(folder / "checkpoint", folder / "genai")
             build_genai(folder / "checkpoint", folder / "genai-last", "prune_lm_head=true")
-        graph = step_graph(config, weights)
+        graph = llama(config, weights)
         del weights
         runs = {
             "attnc": ours(graph, options.threads),

@@ -238,7 +238,7 @@ def inspect_command(
 
 def _lowering(target: str) -> tuple[tuple[str, Any], ...]:
     backend = find_backend(target)
-    return pipeline.lowering(lambda node: backend.supports(node, Options()))
+    return pipeline.lowering(lambda node: backend.supports(node, Options()), backend.packs)
 
 
 @cli.command("verify", epilog=EXIT_CODES)

@@ -88,7 +88,7 @@ def compile_graph(
 
     def lower(graph: Graph) -> Graph:
         lowered = pipeline.run(
-            graph, pipeline.lowering(lambda node: backend.supports(node, options)), progress=progress
+            graph, pipeline.lowering(lambda node: backend.supports(node, options), backend.packs), progress=progress
         )
         report.notes |= lowered.notes
         report.add_refusals(lowered.refusals)

@@ -116,12 +116,13 @@ def _stream(
 ) -> Iterator[list[int | None]]:
     made: list[list[int]] = [[] for _ in lane.places]
     done = [False] * len(made)
+    remember = sampling.repetition_penalty != 1.0
     logits = lane.session.step(lane.ids, lane.feeds)
     for number in range(count):
         tokens: list[int | None] = [None] * len(made)
         for row, before in enumerate(lane.history):
             if not done[row]:
-                seen = np.concatenate([before, np.asarray(made[row], np.int64)])
+                seen = np.concatenate([before, np.asarray(made[row], np.int64)]) if remember else before
                 token = sampling.choose(logits[row], seen, rngs[row])
                 made[row].append(token)
                 tokens[row] = token

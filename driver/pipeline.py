@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from ..ir import Graph, Node, UsageError, verify
-from ..passes.base import Pass, Refusal
+from ..passes.base import Pass, PassResult, Refusal
 from ..passes.block_writes import block_writes
 from ..passes.canonicalise import canonicalise
 from ..passes.causal_forms import causal_forms
@@ -17,6 +17,7 @@ from ..passes.fuse_ffn import fuse_ffn
 from ..passes.fuse_norm import fuse_norm
 from ..passes.fuse_rope import fuse_rope
 from ..passes.lower import lower
+from ..passes.pack_matmuls import pack_matmuls
 
 __all__ = ["LOAD", "OPTIMISE", "Outcome", "Progress", "lowering", "pass_names", "run", "silent"]
 
@@ -48,13 +49,17 @@ def silent(step: str) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def lowering(supports: Callable[[Node], bool]) -> tuple[tuple[str, Pass], ...]:
-    """What brings a graph down to the operators that ``supports`` accepts, and tidies up what that leaves."""
+def lowering(supports: Callable[[Node], bool], packs: bool = False) -> tuple[tuple[str, Pass], ...]:
+    """What brings a graph down to the operators that ``supports`` accepts, and tidies up what that leaves. ``packs``
+    puts products of one input side by side."""
 
     def run_lower(graph: Graph, /) -> object:
         return lower(graph, supports)
 
-    return (("lower", run_lower), ("tidy", canonicalise))  # type: ignore[return-value]
+    def run_pack(graph: Graph, /) -> object:
+        return pack_matmuls(graph) if packs else PassResult(graph, False)
+
+    return (("lower", run_lower), ("pack-matmuls", run_pack), ("tidy", canonicalise))  # type: ignore[return-value]
 
 
 def pass_names() -> list[str]:

@@ -74,6 +74,10 @@ class Sampling:
 
     def choose(self, logits: Array, seen: Array, rng: np.random.Generator) -> int:
         """A token id for logits [vocab] after the token ids ``seen``."""
+        if self.temperature == 0 and self.repetition_penalty == 1.0:
+            best = int(np.argmax(logits))  # the first NaN, if there is one
+            if np.isfinite(logits[best]):
+                return best
         if self.temperature == 0:
             return int(np.argmax(self.penalised(logits, seen)))
         p = self.distribution(logits, seen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -29,6 +30,25 @@ class Half:
 
     graph: Graph
     executable: Executable
+
+    @cached_property
+    def _alike(self) -> dict[TensorType, list[str]]:
+        """The names of the states by type: a decoder has very many of very few types."""
+        found: dict[TensorType, list[str]] = {}
+        for state in self.graph.states.values():
+            found.setdefault(state.type, []).append(state.name)
+        return found
+
+    def bind_inputs(self, arrays: Mapping[str, Array], sizes: dict[str, int]) -> None:
+        """Learns the sizes that feeds fix, and checks the others. Raises InputError."""
+        for value in self.graph.inputs:
+            bind_sizes(value.type, arrays[value.name].shape, sizes, f"input {value.name}")
+
+    def bind_states(self, states: Mapping[str, Array], sizes: dict[str, int]) -> None:
+        """The same for states."""
+        for type, names in self._alike.items():
+            for shape, name in {states[name].shape: name for name in names}.items():
+                bind_sizes(type, shape, sizes, f"state {name}")
 
 
 class Session:
@@ -60,7 +80,7 @@ class Session:
         self.max_length = max_length
         self._main = Half(graph, executable)
         self._prepare = prepare
-        self._memory = Memory()
+        self.memory = Memory()
         self._feeds: TimeFeeds | None = None
         self._open = [True]  # shared with clones: the program is freed once, for all
 
@@ -69,12 +89,12 @@ class Session:
     @property
     def states(self) -> Mapping[str, Array]:
         """The states by name, as they are now; empty before the first run. Not to be written to."""
-        return dict(self._memory.states)
+        return dict(self.memory.states)
 
     @property
     def length(self) -> int:
         """How many tokens the session has seen, padding included."""
-        return self._memory.length
+        return self.memory.length
 
     @property
     def time(self) -> TimeFeeds:
@@ -93,15 +113,15 @@ class Session:
         they need to be given once. The inputs of an encoder half may be among them: then it is run first.
         """
         if self.plan is None:
-            results, states = self._execute(self._main, check_feeds(self.graph, feeds), self._memory, {})
-            self._memory = replace(self._memory, states=states)
+            results, states = self._execute(self._main, check_feeds(self.graph, feeds), self.memory, {})
+            self.memory = replace(self.memory, states=states)
             return results
         return self._advance(feeds)
 
     def prepare(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
         """Runs the encoder half, of which all later steps read the states; gives its outputs. Raises UsageError when
         there is none, or when the session has seen tokens."""
-        self._memory, results = self._prepared(self._memory, feeds)
+        self.memory, results = self._prepared(self.memory, feeds)
         return results
 
     def step(self, ids: Any, feeds: Mapping[str, Any] | None = None) -> Array:
@@ -125,11 +145,11 @@ class Session:
         if time.ids.name in given:
             raise InputError(f"input {time.ids.name} is given twice: as ids and among the feeds")
         others = {name: value for name, value in given.items() if name not in time.timed}
-        return self._logits(self._advance({**time.feeds(self._memory, new, given), **others}))
+        return self._logits(self._advance({**time.feeds(self.memory, new, given), **others}))
 
     def _advance(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
         """Runs new tokens, and remembers them."""
-        time, memory, given = self.time, self._memory, dict(feeds)
+        time, memory, given = self.time, self.memory, dict(feeds)
         encoder = {v.name for v in self._encoder_inputs()}
         if encoder & set(given):
             both = encoder | set(time.types)
@@ -144,7 +164,7 @@ class Session:
         self.check_room(count)
         sizes = {time.plan.past: memory.length} if self.plan is not None else {}
         results, states = self._execute(self._main, arrays, memory, sizes)
-        self._memory = time.remember(memory, arrays, states)
+        self.memory = time.remember(memory, arrays, states)
         return results
 
     def _execute(
@@ -154,16 +174,14 @@ class Session:
         if not self._open[0]:
             raise UsageError("the session is closed")
         graph, states = half.graph, dict(memory.states)
-        for value in graph.inputs:
-            bind_sizes(value.type, arrays[value.name].shape, sizes, f"input {value.name}")
         if self.batch is not None:
             self._check_batch(graph, arrays)
-        for state in graph.states.values():
-            if state.name not in states:
-                states[state.name] = initial_state(state, sizes)
-            bind_sizes(state.type, states[state.name].shape, sizes, f"state {state.name}")
-        for value in graph.inputs:  # again: a state may have fixed a size that an input computes with
-            bind_sizes(value.type, arrays[value.name].shape, sizes, f"input {value.name}")
+        new = [state for state in graph.states.values() if state.name not in states]
+        if new:
+            half.bind_inputs(arrays, sizes)
+            states.update((state.name, initial_state(state, sizes)) for state in new)
+        half.bind_states(states, sizes)
+        half.bind_inputs(arrays, sizes)  # behind the states: one may fix a size that an input computes with
         results = half.executable.run(arrays, states)
         missing = [output.name for output in graph.outputs if output.name not in results]
         if missing:
@@ -273,14 +291,14 @@ class Session:
 
     def reset(self) -> None:
         """Forgets what was seen: the next run is a first one."""
-        self._memory = Memory()
+        self.memory = Memory()
 
     def clone(self) -> Session:
         """A session that has seen the same and goes its own way. It shares the program, not what it will remember;
         closing either frees the program for both."""
         copy = Session(self.graph, self._main.executable, plan=self.plan, prepare=self._prepare, batch=self.batch)
         copy.max_length = self.max_length
-        copy._memory, copy._feeds, copy._open = self._memory, self._feeds, self._open
+        copy.memory, copy._feeds, copy._open = self.memory, self._feeds, self._open
         return copy
 
     def part(self, rows: Sequence[int], count: int) -> Session:
@@ -295,7 +313,7 @@ class Session:
         """Makes row k what row ``rows[k]`` was; rows may be left out or repeated, also to other numbers of rows.
         Raises InputError for a row that is not there."""
         chosen = [int(row) for row in rows]
-        memory, time = self._memory, self.time
+        memory, time = self.memory, self.time
         if self.batch is not None and len(chosen) != self.batch:
             raise InputError(f"{len(chosen)} rows are given, and the session was made for {self.batch}")
         if not chosen:
@@ -311,11 +329,11 @@ class Session:
             return
         states = {name: take(array, axes.get(name), chosen) for name, array in memory.states.items()}
         seen, kept = time.reordered(memory, chosen)
-        self._memory = replace(memory, states=states, seen=seen, kept=kept)
+        self.memory = replace(memory, states=states, seen=seen, kept=kept)
 
     def _rows(self) -> int | None:
         """How many rows have been seen, None before the first run."""
-        memory, time = self._memory, self.time
+        memory, time = self.memory, self.time
         axes = {state.name: state.batch_axis for state in time.plan.states}
         for name, array in memory.states.items():
             axis = axes.get(name)
@@ -331,7 +349,7 @@ class Session:
         """Goes back to the first ``length`` tokens. Raises UsageError, and leaves the session as it is, when a state
         cannot go back: a running sum, a hidden state, rows of a convolution, or a ring that has dropped what it would
         need. Going back to 0 is always possible and keeps the encoder's results."""
-        memory, time = self._memory, self.time
+        memory, time = self.memory, self.time
         if isinstance(length, bool) or not 0 <= length <= memory.length:
             raise UsageError(f"the session has seen {memory.length} tokens: it cannot be truncated to {length}")
         if length == memory.length:
@@ -342,14 +360,14 @@ class Session:
             found = _truncated(plans[name], array, memory.length, length) if name in plans else array
             if found is not None:
                 states[name] = found
-        self._memory = replace(memory, states=states, seen=time.truncated(memory, length), length=length)
+        self.memory = replace(memory, states=states, seen=time.truncated(memory, length), length=length)
 
     # -- closing ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Frees what the session holds. Closing twice is allowed."""
         was_open, self._open[0] = self._open[0], False
-        self._memory = Memory()
+        self.memory = Memory()
         if was_open:
             self._main.executable.close()
             if self._prepare is not None:

@@ -36,6 +36,7 @@ class TimeFeeds:
 
     def __init__(self, graph: Graph, plan: CachePlan) -> None:
         self.plan = plan
+        self._axes: dict[str, int | None] = {}
         self.types: dict[str, TensorType] = {v.name: v.type for v in graph.inputs}
         lacking = [t.name for t in plan.inputs if t.name not in self.types]
         if lacking:
@@ -74,13 +75,15 @@ class TimeFeeds:
 
     def batch_axis_of(self, name: str) -> int | None:
         """The axis of the rows of an input."""
-        timed = self.timed.get(name)
-        return self.batch_axis(self.types[name], timed.axis if timed else None)
+        if name not in self._axes:
+            timed = self.timed.get(name)
+            self._axes[name] = self.batch_axis(self.types[name], timed.axis if timed else None)
+        return self._axes[name]
 
     def place(self, timed: TimeInput, rows: Array) -> Array:
         """An array [rows, n] as the input has it. Raises InputError when rows that differ would have to be one."""
         type = self.types[timed.name]
-        batch = self.batch_axis(type, timed.axis)
+        batch = self.batch_axis_of(timed.name)
         shape = [d if isinstance(d, int) else 1 for d in type.shape]
         if batch is None:
             if (rows != rows[:1]).any():
@@ -91,11 +94,12 @@ class TimeFeeds:
         if batch is not None:
             flat[batch] = shape[batch] = rows.shape[0]
         data = rows.T if batch is not None and batch > timed.axis else rows
-        return np.array(np.broadcast_to(data.reshape(flat), shape), type.dtype.numpy)
+        placed = data.reshape(flat)
+        return np.array(placed if flat == shape else np.broadcast_to(placed, shape), type.dtype.numpy)
 
     def rows_of(self, timed: TimeInput, array: Array, count: int) -> Array:
         """The other way: an array of the input as [rows, n]."""
-        batch = self.batch_axis(self.types[timed.name], timed.axis)
+        batch = self.batch_axis_of(timed.name)
         order = [k for k in (batch, timed.axis) if k is not None]
         rest = [k for k in range(array.ndim) if k not in order]
         flat = array.transpose(*rest, *order)[(0,) * len(rest)]
@@ -139,7 +143,7 @@ class TimeFeeds:
             array = np.asarray(value)
         except ValueError as error:
             raise InputError(f"input {timed.name} must be {type}: {error}") from None
-        batch = self.batch_axis(type, timed.axis)
+        batch = self.batch_axis_of(timed.name)
         if array.ndim == type.rank - 1 and batch is not None and ids.shape[0] == 1:
             array = np.expand_dims(array, batch)
         if array.ndim != type.rank or array.shape[timed.axis] not in (n, memory.length + n):

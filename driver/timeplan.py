@@ -18,8 +18,8 @@ def whole_plan(graph: Graph) -> CachePlan:
     every graph whose logits are those of the next token.
 
     The token ids are the integers [batch, n] or [n] for which an output of floats has those sizes too, the vocabulary
-    behind them; among several those that index a table with a row for each word, else those that index the largest table. Of
-    the other inputs along n, those called after a mask or after positions get defaults. Raises UsageError when the
+    behind them; among several those that index a table with a row for each word, else those that index the largest.
+    Of the other inputs along n, those called after a mask or after positions get defaults. Raises UsageError when the
     graph has no such pair, or has states of its own.
     """
     if graph.states:

@@ -58,8 +58,8 @@ class Request:
 
 
 def requests(analysis: TimingAnalysis, node: Node, segment: Segment, rings: bool) -> list[Request]:
-    """The operands of an attention whose queries are at ``segment``: query, key, value, then the loads. A tensor that is
-    read at the query's and at the key's position is two operands."""
+    """The operands of an attention whose queries are at ``segment``: query, key, value, then the loads. A tensor that
+    is read at the query's and at the key's position is two operands."""
     q, k, v = node.operands[:3]
     free = length_free(analysis, node)
     keys = _keys(analysis, node, free, rings)

@@ -28,9 +28,8 @@ def token_input(graph: Graph, analysis: TimingAnalysis, wanted: str | None = Non
         other = ("mask", "position", "type", "segment")
         numbers = [v for v in numbers if not any(word in v.name.lower() for word in other)]
     if len(numbers) > 1:
-        raise UsageError(
-            f"{graph.name}: any of {', '.join(v.name for v in numbers)} could be the tokens; name one (the option --tokens)"
-        )
+        names = ", ".join(v.name for v in numbers)
+        raise UsageError(f"{graph.name}: any of {names} could be the tokens; name one (the option --tokens)")
     return numbers[0] if numbers else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..ir import DType, MaskSet, Node, TensorType, Value
+from ..ir import Dim, DType, MaskSet, Node, TensorType, Value
 from ..ir.maskset import causal
 from ..ir.ops.attention import DOT, SCORE
 from .cache_attention import AttentionRule
@@ -52,7 +52,9 @@ class LinearAttentionRule(CacheRule):
         groups = k.shape[1]
         of_group = (batch, groups, heads // groups * n, width)
         scaled = b.reshape(b.mul(q, float(node.attr("scale"))), of_group)
-        proof = "its weights are the products of query and key alone: the sum of k vᵀ up to the last token stands for all"
+        proof = (
+            "its weights are the products of query and key alone: the sum of k vᵀ so far stands for all keys and values"
+        )
         shape = TensorType(wide, (batch, groups, width, v.shape[3]))
         state, before = step.states.carried(node.output, shape, "sum", proof)
         b("state_write", b.add(before, b.matmul(b.transpose(k, (0, 1, 3, 2)), v)), state=state.name)
@@ -65,7 +67,7 @@ class LinearAttentionRule(CacheRule):
             top = b.div(top, b("where", b("equal", total, 0.0), one, total))
         return [b.cast(top, dtype)]
 
-    def _totals(self, step: Insertion, node: Node, scaled: Value, k: Value, heads: object) -> Value:
+    def _totals(self, step: Insertion, node: Node, scaled: Value, k: Value, heads: Dim) -> Value:
         """The sum of each query's weights: its product with the sum of the keys up to its own."""
         b = step.builder
         batch, groups, n, width = k.shape
@@ -74,9 +76,9 @@ class LinearAttentionRule(CacheRule):
         state, before = step.states.carried(node.output, shape, "sum", proof)
         b("state_write", b.add(before, b("reduce_sum", k, axes=(2,), keepdims=True)), state=state.name)
         sums = b.unsqueeze(b.add(before, b("cumsum", k, axis=2)), 2)
-        each = b.reshape(scaled, (batch, groups, heads // groups, n, width))  # type: ignore[operator]
+        each = b.reshape(scaled, (batch, groups, heads // groups, n, width))
         total = b("reduce_sum", b.mul(each, sums), axes=(-1,), keepdims=True)
-        return b.reshape(total, (batch, heads, n, 1))  # type: ignore[arg-type]
+        return b.reshape(total, (batch, heads, n, 1))
 
 
 def _is_causal(mask: MaskSet) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..ir import Dim, Node, Value, at_least, product
-from .causal_attention import length_free
 from .cache_linear import LinearAttentionRule
+from .causal_attention import length_free
 from .timing import TimingAnalysis
 
 __all__ = ["name_states", "narrower"]
@@ -67,4 +67,5 @@ def _kept(analysis: TimingAnalysis, value: Value) -> Value:
 def _proof(analysis: TimingAnalysis, node: Node) -> str:
     mask = length_free(analysis, node).mask
     words = mask.words() if mask is not None else "all"
-    return f"{node.source or 'attention'} reads keys up to its own position ({words}); an entry depends on tokens up to its own"
+    where = node.source or "attention"
+    return f"{where} reads keys up to its own position ({words}); an entry depends on tokens up to its own"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..ir import Dim, Node, Value, at_least
 from .cache_rule import CacheRule, everywhere, joined
+from .cache_static import all_zero
 from .segments import ALL, LAST, NEW, Segments, rows, span
 from .times import Kind, NoRuleError, TimeAxis, Timing
 
@@ -83,7 +84,7 @@ class CutRule(CacheRule):
         if timing.axes != (time,) or not time.is_alone or step != 1 or timing.kind is not Kind.CAUSAL:
             raise NoRuleError("it cuts some positions out of all")
         lead = size - analysis.length
-        if at_least(start, 0) is not True or at_least(lead, 0) is not True or at_least(time.lead - lead - start, 0) is not True:
+        if any(at_least(d, 0) is not True for d in (start, lead, time.lead - lead - start)):
             raise NoRuleError("it cuts out positions behind a token's own")
         return [Timing(timing.kind, (replace(time, lead=lead),))]
 
@@ -152,13 +153,7 @@ def _is_zero(node: Node) -> bool:
         given = [node.operands[1]]
     else:
         given = list(node.operands[:-1])
-    return all(_all_zero(v) for v in given)
-
-
-def _all_zero(value: Value) -> bool:
-    while value.producer is not None and value.producer.op.name in ("expand", "reshape", "transpose", "cast"):
-        value = value.producer.operands[0]
-    return value.constant is not None and not value.constant.is_missing and not value.constant.array.any()
+    return all(all_zero(v) for v in given)
 
 
 def _before(step: Insertion, node: Node, operands: Sequence[Value], axis: TimeAxis, count: Dim) -> Value:

@@ -56,7 +56,8 @@ def joined(analysis: TimingAnalysis, node: Node, fixed: Sequence[Value]) -> Kind
     """The kind of what is carried along time from all operands, of which ``fixed`` have to be the same at every step.
     Raises NoRuleError."""
     for value in fixed:
-        if analysis[value].kind is not Kind.STATIC and (analysis[value].kind, analysis[value].axes) != (Kind.POSITION, ()):
+        timing = analysis[value]
+        if timing.kind is not Kind.STATIC and (timing.kind, timing.axes) != (Kind.POSITION, ()):
             raise NoRuleError(f"its operand {value.name} is not the same at every step")
     kind = analysis.join(node, [analysis[v] for v in node.operands])
     if kind is Kind.LENGTH:

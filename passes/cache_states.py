@@ -12,7 +12,7 @@ from ..ir.attributes import print_attrs
 from ..ir.cacheplan import CacheState
 from ..ir.dims import substitute_dim
 from ..ir.graph import State
-from .cache_static import Frontier
+from .cache_static import Frontier, all_zero
 from .segments import ALL, PAST, Segment
 from .timing import TimeAxis, TimingAnalysis
 
@@ -82,15 +82,16 @@ class States:
     ) -> tuple[State, Value]:
         """A state of fixed shape and what it was before the step. It begins as ``first``, a value of the full model
         that is the same at every step, filled with a number, or as zeros."""
-        if fill is not None and all(isinstance(d, int) for d in type.shape):
-            return self._begun(value, type, kind, proof, Tensor(np.full(type.shape, fill, type.dtype.numpy)))
+        fixed = [d for d in type.shape if isinstance(d, int)]
+        if fill is not None and len(fixed) == type.rank:
+            return self._begun(value, type, kind, proof, Tensor(np.full(fixed, fill, type.dtype.numpy)))
         if first is not None and first.constant is not None and first.type == type:
             return self._begun(value, type, kind, proof, first.constant)
         state = self.add(value, type, kind, None, proof)
         read = self.builder("state_read", state=state.name)
         if fill is not None:
             return state, self.first_time(self.builder.constant(fill, dtype=type.dtype), read)
-        if first is None:
+        if first is None or all_zero(first):
             return state, read
         if self.frontier.is_given(first):
             self.frontier.begin(first, state)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..ir import Builder, Graph, Node, Value, product
 from ..ir.cacheplan import CacheState
 from ..ir.graph import State
-from .timing import TimingAnalysis
 
-__all__ = ["Frontier"]
+if TYPE_CHECKING:
+    from .timing import TimingAnalysis
+
+__all__ = ["Frontier", "all_zero"]
 
 
 @dataclass(eq=False)
@@ -75,6 +78,13 @@ class Frontier:
             made = _copy(prepared, value, mapping)
             Builder(prepared, value.name)("state_write", made, state=state.name)
         return prepared
+
+
+def all_zero(value: Value) -> bool:
+    """Whether every entry is a stored zero, however often it is repeated."""
+    while value.producer is not None and value.producer.op.name in ("expand", "reshape", "transpose", "cast"):
+        value = value.producer.operands[0]
+    return value.constant is not None and not value.constant.is_missing and not value.constant.array.any()
 
 
 def _copy(target: Graph, value: Value, mapping: dict[Value, Value]) -> Value:

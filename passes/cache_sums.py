@@ -58,7 +58,7 @@ class RunningRule(CacheRule):
         state, before = step.states.carried(node.output, one, "sum", proof, fill=first)
         b = step.builder
         b("state_write", b(join, before, b(total, new, axes=(axis,), keepdims=True)), state=state.name)
-        return [b(join, before, b(node.op.name, new, **node.attrs))]
+        return [b(join, before, b(node.op.name, new, axis=axis, exclusive=node.attr("exclusive")))]
 
 
 def _is_at_hand(analysis: TimingAnalysis, node: Node) -> bool:

@@ -133,9 +133,9 @@ def _shift(graph: Graph, node: Node) -> Value | None:
     """A prefix before tokens without the last ones: it goes before all of them, and the last ones are cut off then."""
     x = node.operands[0] if node.op.name == "pad" else node.operands[-1]
     cut = x.producer
-    if cut is None or cut.op.name != "slice" or len(cut.attr("axes")) != 1 or any(s != 1 for s in cut.attr("steps") or ()):
+    if cut is None or cut.op.name != "slice" or len(cut.attr("axes")) != 1 or cut.attr("steps") not in (None, (1,)):
         return None
-    (axis,), (start,), (size,) = (cut.attr(name) for name in ("axes", "starts", "sizes"))
+    (axis,), (start,) = cut.attr("axes"), cut.attr("starts")
     whole = cut.operands[0]
     length = whole.shape[axis]
     if node.op.name == "pad":

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..ir import Builder, Dim, Graph, Node, SymDim, TensorType, UnsupportedError, Value, at_least, product
+from ..ir import Builder, Dim, Graph, Node, SymDim, TensorType, UnsupportedError, Value, at_least
 from ..ir.cacheplan import CachePlan, TimeInput, TimeOutput
 from ..ir.dims import substitute_dim
 from .cache_limits import longest, token_input
@@ -43,9 +43,11 @@ class CachedGraphs:
 def insert_cache(
     graph: Graph, time: str | None = None, all_logits: bool = False, rings: bool = True, tokens: str | None = None
 ) -> CachedGraphs:
-    """The step of a model whose attentions are fused and whose shifts are in one form (``causal_forms``). ``all_logits`` keeps the rows of all new tokens in the outputs,
-    which hold the last one's otherwise; without ``rings`` windows keep every token; ``time`` and ``tokens`` name the
-    number of tokens and the input of their numbers where that cannot be told.
+    """The step of a model whose attentions are fused and whose shifts are in one form (``causal_forms``).
+
+    ``all_logits`` keeps the rows of all new tokens in the outputs, which hold the last one's otherwise; without
+    ``rings`` windows keep every token; ``time`` and ``tokens`` name the number of tokens and the input of their numbers
+    where that cannot be told.
 
     Raises LeakError with the node, the reason and the path where the model is not causal, and UsageError.
     """
@@ -127,7 +129,7 @@ class Insertion:
         plan = CachePlan(
             self.analysis.time,
             inputs,
-            tuple([*self.states.found, *self.frontier.states]),
+            (*self.states.found, *self.frontier.states),
             outputs,
             str(batch) if isinstance(batch, SymDim) else None,
             max_length=longest(self.graph, self.analysis),
@@ -170,7 +172,8 @@ class Insertion:
         asked = self.demands.get(value, {})
         if self.analysis[value].whole and asked:
             return {everywhere(ALL, self.analysis, value): None}
-        return {tuple(NEW for _ in segments) if self._is_kept(value, segments) else segments: None for segments in asked}
+        kept = {segments: self._is_kept(value, segments) for segments in asked}
+        return {tuple(NEW for _ in segments) if kept[segments] else segments: None for segments in asked}
 
     def _is_kept(self, value: Value, segments: Segments) -> bool:
         """Whether a value at these times comes from a state."""
@@ -183,7 +186,8 @@ class Insertion:
             return True
         node = value.producer
         where = (node.source or node.op.name) if node is not None else value.name
-        raise LeakError(f"no cache: {where} gives {value.type}, of which all positions are needed, in a form that no state keeps")
+        what = f"{where} gives {value.type}, of which all positions are needed"
+        raise LeakError(f"no cache: {what}, in a form that no state keeps")
 
     def _operands(self, node: Node, segments: Segments) -> list[tuple[Value, Segments]]:
         """What a node at ``segments`` needs of its operands, in their order unless it has a rule of its own."""
@@ -364,11 +368,11 @@ class Insertion:
 
 def _longest_rows(asked: Mapping[Segments, None]) -> list[Segments]:
     """Of several numbers of rows before the new ones the largest: the others are cut out of it."""
-    counts = [s[0].window for s in asked if len(s) == 1 and s[0].name == "rows"]
+    counts = [s[0].held for s in asked if len(s) == 1 and s[0].name == "rows"]
     found = {s: None for s in asked if len(s) != 1 or s[0].name != "rows"}
     if counts:
-        most = next((c for c in counts if all(at_least(c - other, 0) is True for other in counts)), None)  # type: ignore[operator]
-        found |= {(rows(c),): None for c in (counts if most is None else [most]) if c is not None}
+        most = next((c for c in counts if all(at_least(c - other, 0) is True for other in counts)), None)
+        found |= {(rows(c),): None for c in (counts if most is None else [most])}
     return list(found)
 
 

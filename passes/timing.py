@@ -353,11 +353,11 @@ def time_symbol(graph: Graph, wanted: str | None = None) -> str:
     if not found:  # a model of the last token alone: its outputs have no time
         found = [n for n in names if n not in rows and any(_is_tokens(v, n) for v in graph.inputs)]
     if not found:
-        given = ", ".join(f"{v.name} {v.type}" for v in graph.inputs)
-        raise UsageError(f"{graph.name} takes no tokens along a size that varies (its inputs: {given}): it has no steps")
+        inputs = f"(its inputs: {', '.join(f'{v.name} {v.type}' for v in graph.inputs)})"
+        raise UsageError(f"{graph.name} takes no tokens along a size that varies {inputs}: it has no steps")
     if len(found) > 1:
-        both = ", ".join(found)
-        raise UsageError(f"{graph.name}: {both} could be the number of tokens; name the one that is (the option --time)")
+        what = f"{', '.join(found)} could be the number of tokens"
+        raise UsageError(f"{graph.name}: {what}; name the one that is (the option --time)")
     return found[0]
 
 

@@ -32,6 +32,8 @@ class _Plan:
     mask: MaskSet | None = None
     bias: Expr | None = None
     softcap: float = 0.0
+    factor: float = 1.0
+    """What multiplies the scale, so that the cap acts on the score as it is."""
 
 
 def _plan(node: Node, dialect: Dialect) -> _Plan | None:
@@ -49,10 +51,11 @@ def _plan(node: Node, dialect: Dialect) -> _Plan | None:
     plain = node.attr("inner") == DOT and node.attr("normalise") == "softmax"
     if not plain or node.attr("sink") is not None or node.attr("where") is not None or node.attr("weights"):
         return None
-    bias, softcap = None, 0.0
+    bias, softcap, factor = None, 0.0, 1.0
     score = node.attr("score")
     if score != _S:
-        softcap = soft_cap(score)
+        cap = soft_cap(score)
+        softcap, factor = (0.0, 1.0) if cap is None else (cap[0], cap[0] * cap[1])
         bias = None if softcap else added_bias(score)
         if not softcap and (bias is None or not is_finite(node, bias)):
             return None
@@ -60,7 +63,7 @@ def _plan(node: Node, dialect: Dialect) -> _Plan | None:
     if not _every_query_sees_a_key(node, mask):
         return None
     if mask is None or mask.is_all:
-        return _Plan(bias=bias, softcap=softcap)
+        return _Plan(bias=bias, softcap=softcap, factor=factor)
     if softcap:
         return None
     if bias is None and q.shape[2] == k.shape[2] and mask.same_set(MaskSet("j <= i")):
@@ -104,7 +107,7 @@ def _attention(e: Emitter, node: Node) -> Ref:
     assert plan is not None
     q, k, v = (e.operand(node, position) for position in range(3))
     added = _added(e, node, plan)
-    attrs: dict[str, Any] = {"scale": node.attr("scale")}
+    attrs: dict[str, Any] = {"scale": node.attr("scale") * plan.factor}
     if plan.is_causal:
         attrs["is_causal"] = 1
     if plan.softcap:

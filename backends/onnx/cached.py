@@ -41,6 +41,7 @@ def in_buffers(graph: Graph, dialect: Dialect) -> Placed:
     for node in list(graph.nodes):
         grouped = plan(node)
         if grouped is None:
+            rewriting.before.add(node)
             continue
         with graph.insert_before(node):
             rewriting.rewrite(node, grouped)
@@ -58,6 +59,8 @@ class _Rewriting:
     graph: Graph
     flat: Flat
     made: dict[object, Value] = field(default_factory=dict)
+    before: set[Node] = field(default_factory=set)
+    """The nodes before the one at hand."""
 
     def rewrite(self, node: Node, grouped: Grouped) -> None:
         b = Builder(self.graph, node.source)
@@ -72,7 +75,7 @@ class _Rewriting:
             bias = None if bias is None else b.expand(bias, (*bias.shape[:2], n, bias.shape[3]))
         in_buffer = key.read is None
         attrs = {
-            "heads": heads, "kv_heads": kv_heads, "scale": node.attr("scale"), "window": grouped.window,
+            "heads": heads, "kv_heads": kv_heads, "scale": grouped.scale, "window": grouped.window,
             "softcap": grouped.softcap, "key_state": key.state if in_buffer else "",
             "value_state": value.state if in_buffer else "",
         }  # fmt: skip
@@ -89,8 +92,25 @@ class _Rewriting:
         self.flat.replace(b, node.output, out)
         self.graph.remove(node)
         for held, now in zip((key, value), held_now, strict=True):
-            self.graph.replace_uses(held.node.output, now)
-            self.graph.remove(held.node)
+            self._take_over(b, held.node, now)
+
+    def _take_over(self, b: Builder, joining: Node, now: Value) -> None:
+        """Lets what reads past and new keys read the attention's. What stands before the attention and only writes a
+        part of them to a state is written again behind it; for any other reader there the joining stays."""
+        graph, whole = self.graph, joining.output
+        for reader in whole.users:
+            if reader not in self.before:
+                graph.replace_inputs(reader, [now if v is whole else v for v in reader.inputs])
+            elif reader.op.name == "slice" and all(user.op.name == "state_write" for user in reader.output.users):
+                part = b("slice", now, **reader.attrs)
+                for write in reader.output.users:
+                    b("state_write", part, **write.attrs)
+                    graph.remove(write)
+                graph.remove(reader)
+        for output in graph.outputs:
+            output.value = now if output.value is whole else output.value
+        if not whole.uses:
+            graph.remove(joining)
 
     def _for_blind_rows(self, b: Builder, node: Node, out: Value, sees: Value, values: Value) -> Value:
         """``out`` with what a query that sees no key gives."""

@@ -135,7 +135,7 @@ def _caches(graph: Graph, plan: CachePlan) -> tuple[int, int, int]:
         if not _KEY_OR_VALUE.fullmatch(state.name) or kind != "append":
             raise UsageError(
                 f"onnxruntime-genai keeps keys and values that grow by every token; the state {state.name} is of "
-                f"another kind ({kind}), which it would not feed"
+                f"another kind ({kind}), which it would not feed{'; keep all keys of its window' * (kind == 'ring')}"
             )
         shapes.add(_heads_and_width(state))
     layers = len(graph.states) // 2

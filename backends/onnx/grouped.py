@@ -32,11 +32,12 @@ class Held:
 
 @dataclass(frozen=True)
 class Grouped:
-    """What the kernel gets: keys and values, how many keys a query sees at most (0: all up to its own), how scores are
-    capped and what is added to them then."""
+    """What the kernel gets: keys and values, the scale, how many keys a query sees at most (0: all up to its own), how
+    scores are capped and what is added to them then."""
 
     key: Held
     value: Held
+    scale: float
     window: int = 0
     softcap: float = 0.0
     bias: Expr | None = None
@@ -64,8 +65,15 @@ def plan(node: Node) -> Grouped | None:
     window = _window(node.attr("mask"), offset, n, k.shape[2])
     if window is None or not _where_fits(node) or not _sink_fits(node):
         return None
-    softcap, bias = _score(node)
-    return None if softcap is None else Grouped(key, value, window, softcap, bias)
+    score = node.attr("score")
+    if score == _S:
+        return Grouped(key, value, node.attr("scale"), window)
+    cap = soft_cap(score)
+    if cap is not None:
+        return Grouped(key, value, node.attr("scale") * cap[0] * cap[1], window, cap[0])
+    bias = added_bias(score)
+    fits = bias is not None and is_finite(node, bias)
+    return Grouped(key, value, node.attr("scale"), window, bias=bias) if fits else None
 
 
 def _is_plain(node: Node) -> bool:
@@ -113,18 +121,6 @@ def _where_fits(node: Node) -> bool:
 def _sink_fits(node: Node) -> bool:
     sink = node.attr("sink")
     return sink is None or not variables(sink) & {"b", "i", "j"}
-
-
-def _score(node: Node) -> tuple[float | None, Expr | None]:
-    """(c, bias) of c·tanh(s / c) + bias, c being 0 where nothing caps; c is None for any other score."""
-    score = node.attr("score")
-    if score == _S:
-        return 0.0, None
-    softcap = soft_cap(score)
-    if softcap:
-        return softcap, None
-    bias = added_bias(score)
-    return (None, None) if bias is None or not is_finite(node, bias) else (0.0, bias)
 
 
 def _window(mask: MaskSet | None, offset: Dim, n: Dim, m: Dim) -> int | None:

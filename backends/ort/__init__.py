@@ -20,6 +20,7 @@ class OrtBackend(OnnxBackend):
     """What the providers have in common: the model is written in operators that ONNX Runtime has kernels for."""
 
     runtime = True
+    packs = True
     providers: tuple[str, ...] = ()
     package = "onnxruntime"
 

@@ -74,11 +74,6 @@ class Conv(Operator):
     def locality(self, node: Node) -> Locality:
         return (0, *(None,) * (node.output.type.rank - 1)), *no_axes(node)[1:]
 
-    def locality(self, node: Node) -> Locality:
-        rank = node.operands[0].type.rank
-        x, w = (0, *(None,) * (rank - 1)), (1, *(None,) * (rank - 1))
-        return (x, w, (1,)) if len(node.operands) > 2 else (x, w, ())[: len(node.inputs)]
-
     def samples(self) -> Iterable[Sample]:
         rng = np.random.default_rng(0)
         x, w = rng.normal(size=(2, 4, 7)).astype(np.float32), rng.normal(size=(6, 4, 3)).astype(np.float32)

@@ -218,9 +218,8 @@ def two_inputs_of_ids() -> attnc.Graph:
     b = attnc.Builder(graph)
     table = b.constant(np.random.default_rng(0).standard_normal((7, 7)).astype(np.float32), "table")
     total = b("reduce_sum", b("gather", table, values["input_ids"], axis=0), axes=(1,), keepdims=True)
-    rows = b.add(b("gather", table, values["decoder_input_ids"], axis=0), total)
-    shown = b.cast(b.unsqueeze(values["decoder_mask"], 2), attnc.DType.FLOAT32)
-    graph.add_output(b("where", b("greater", shown, 0.5), rows, -1.0), "out")
+    graph.add_output(b.add(b("gather", table, values["decoder_input_ids"], axis=0), total), "out")
+    graph.add_output(b("reduce_sum", values["decoder_mask"], axes=(1,)), "shown")
     return graph
 
 
@@ -231,8 +230,10 @@ def test_the_ids_are_those_of_the_logits() -> None:
     assert {t.name: t.role for t in session.time.plan.inputs} == {"decoder_input_ids": "ids", "decoder_mask": "mask"}
     table = next(v.constant for v in graph.constants if v.name == "table")
     assert table is not None
-    got = session.step([[1, 2], [3, 4]], {"input_ids": [[5, 6, 0], [1, 1, 1]]})
+    feeds = {"input_ids": [[5, 6, 0], [1, 1, 1]], "decoder_mask": [[0, 1], [1, 1]]}
+    got = session.step([[1, 2], [3, 4]], feeds)
     sums = np.stack([table.array[[5, 6, 0]].sum(0), table.array[[1, 1, 1]].sum(0)])
     assert close(got, table.array[[2, 4]] + sums)
     session.reorder([1, 1, 0])  # the mask, whose rows have another name, comes along
     assert close(session.step([[6], [5], [0]]), table.array[[6, 5, 0]] + sums[[1, 1, 0]])
+    assert session.memory.seen["decoder_mask"].tolist() == [[1, 1, 1], [1, 1, 1], [0, 1, 1]]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from attnc.tests.interop.files import PADDING, Exported, Ids, exported
+from attnc.tests.interop.files import PADDING, ZOO, Exported, Ids, exported
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +59,6 @@ def by_genai(og: Any, folder: Path, ids: Ids, overlay: dict[str, Any] | None = N
 
 def by_optimum(optimum: Any, model: Exported, ids: Ids, mask: Ids, binding: bool) -> list[list[int]]:
     """The greedy tokens of every row. Of the configuration optimum reads heads and widths."""
-    import torch
     import transformers
 
     said = json.loads((model.folder / "genai_config.json").read_text())["model"]["decoder"]
@@ -68,7 +68,14 @@ def by_optimum(optimum: Any, model: Exported, ids: Ids, mask: Ids, binding: bool
         num_key_value_heads=said["num_key_value_heads"], hidden_size=heads * said["head_size"],
         bos_token_id=None, eos_token_id=None, pad_token_id=model.unused,
     ).save_pretrained(model.folder)  # fmt: skip
-    loaded = optimum.ORTModelForCausalLM.from_pretrained(model.folder, use_io_binding=binding)
+    return generated(optimum, model.folder, ids, mask, binding)
+
+
+def generated(optimum: Any, folder: Path, ids: Ids, mask: Ids, binding: bool) -> list[list[int]]:
+    import torch
+
+    loaded = optimum.ORTModelForCausalLM.from_pretrained(folder, use_io_binding=binding)
+    loaded.generation_config.eos_token_id = None
     result = loaded.generate(torch.tensor(ids), attention_mask=torch.tensor(mask), max_new_tokens=LAST, do_sample=False)
     return [[int(t) for t in row[ids.shape[1] :]] for row in result]
 
@@ -85,6 +92,13 @@ def test_optimum_generates_what_pytorch_does(tmp_path: Path, optimum: Any, name:
     model = exported(name, tmp_path / "out")
     for binding in (False, True):
         assert by_optimum(optimum, model, model.prompt, np.ones_like(model.prompt), binding) == [model.greedy]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_optimum_takes_the_configuration_of_the_model(tmp_path: Path, optimum: Any, name: str) -> None:
+    model = exported(f"{name}.dynamo", tmp_path / "out", padding=True)
+    shutil.copy(ZOO.parent / "hf" / name / "config.json", model.folder)
+    assert generated(optimum, model.folder, model.prompt, np.ones_like(model.prompt), False) == [model.greedy]
 
 
 @pytest.mark.parametrize("name", PADDED)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.ir import DType, Graph, evaluate, symbol
+from attnc.ir import DType, Graph, Value, evaluate, symbol
 from attnc.passes.causal_forms import causal_forms
 from attnc.passes.insert_cache import LeakError
 from attnc.tests.passes.stepping import SPLITS, Array, cached, compare, normal, run_steps, same, takes
@@ -19,24 +19,25 @@ def convolution(spelling: str, taps: int = 3, dilation: int = 1, groups: int = 1
     """x [batch, seq, 4] through a causal convolution, written as an exporter would."""
     graph, x, b = takes(BATCH, SEQ, 4)
     h = b.transpose(x, (0, 2, 1))
-    operands = (b.constant(normal(6 if groups == 1 else 4, 4 // groups, taps)), b.constant(normal(6 if groups == 1 else 4)))
+    filters = 6 if groups == 1 else 4
+    w, bias = b.constant(normal(filters, 4 // groups, taps)), b.constant(normal(filters))
     reach = (taps - 1) * dilation
-    common = {"dilations": (dilation,), "groups": groups}
 
-    def cut(y: object, axis: int) -> object:
-        return b("slice", y, axes=(axis,), starts=(0,), sizes=(SEQ,))  # type: ignore[arg-type]
+    def conv(operand: Value, before: int = 0, after: int = 0) -> Value:
+        return b("conv", operand, w, bias, dilations=(dilation,), groups=groups, before=(before,), after=(after,))
+
+    def cut(y: Value, axis: int) -> Value:
+        return b("slice", y, axes=(axis,), starts=(0,), sizes=(SEQ,))
 
     if spelling == "padded on the left":
-        y = b("conv", h, *operands, before=(reach,), after=(0,), **common)
+        y = conv(h, reach)
     elif spelling == "pad, then convolution":
-        y = b("conv", b("pad", h, 0.0, before=(0, 0, reach), after=(0, 0, 0)), *operands, **common)
+        y = conv(b("pad", h, 0.0, before=(0, 0, reach), after=(0, 0, 0)))
     elif spelling == "padded on both sides, then cut":
-        y = cut(b("conv", h, *operands, before=(reach,), after=(reach,), **common), 2)
+        y = cut(conv(h, reach, reach), 2)
     else:
-        wide = b("conv", h, *operands, before=(reach,), after=(reach,), **common)
-        return_axis = b.transpose(b("silu", wide), (0, 2, 1))
-        y = b.transpose(cut(return_axis, 1), (0, 2, 1))  # type: ignore[arg-type]
-    graph.add_output(b.transpose(y, (0, 2, 1)), "y")  # type: ignore[arg-type]
+        y = b.transpose(cut(b.transpose(b("silu", conv(h, reach, reach)), (0, 2, 1)), 1), (0, 2, 1))
+    graph.add_output(b.transpose(y, (0, 2, 1)), "y")
     return graph
 
 
@@ -65,17 +66,19 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attrs", "reason"),
+    ("before", "after", "stride", "reason"),
     [
-        ({"before": (1,), "after": (1,)}, "reads 1 position ahead of its own"),
-        ({"before": (0,), "after": (2,)}, "reads 2 positions ahead of its own"),
-        ({"before": (2,), "strides": (2,), "after": (0,)}, "takes steps of 2 along seq"),
-        ({"before": (4,), "after": (0,)}, "not one entry a token"),
+        (1, 1, 1, "reads 1 position ahead of its own"),
+        (0, 2, 1, "reads 2 positions ahead of its own"),
+        (2, 0, 2, "takes steps of 2 along seq"),
+        (4, 0, 1, "not one entry a token"),
     ],
 )
-def test_what_reads_ahead_is_refused(attrs: dict[str, object], reason: str) -> None:
+def test_what_reads_ahead_is_refused(before: int, after: int, stride: int, reason: str) -> None:
     graph, x, b = takes(BATCH, 4, SEQ)
-    graph.add_output(b("conv", x, b.constant(normal(4, 4, 3)), **attrs), "y")
+    graph.add_output(
+        b("conv", x, b.constant(normal(4, 4, 3)), before=(before,), after=(after,), strides=(stride,)), "y"
+    )
     with pytest.raises(LeakError, match=reason):
         cached(graph, time="seq")
 
@@ -106,6 +109,7 @@ def shift(spelling: str) -> tuple[Graph, Array]:
     else:
         moved = b("pad", short, 0.0, before=(0, count, 0), after=(0, 0, 0))
     graph.add_output(b.add(b.mul(moved, 2.0), x), "y")
+    graph.remove_unused()
     return graph, before
 
 
@@ -151,7 +155,11 @@ def test_entries_behind_the_tokens_are_refused() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    before=st.integers(0, 4), after=st.integers(0, 4), start=st.integers(0, 4), stride=st.integers(1, 2), n=st.integers(3, 8)
+    before=st.integers(0, 4),
+    after=st.integers(0, 4),
+    start=st.integers(0, 4),
+    stride=st.integers(1, 2),
+    n=st.integers(3, 8),
 )
 def test_forms_are_equal(before: int, after: int, start: int, stride: int, n: int) -> None:
     """A pad, a convolution and a cut of it give the same numbers as before, whatever their sizes."""

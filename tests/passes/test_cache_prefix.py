@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.ir import Graph, symbol
+from attnc.ir import Graph, Value, symbol
 from attnc.passes.insert_cache import LeakError
-from attnc.tests.passes.stepping import SPLITS, Array, compare, cached, normal, run_steps, same, takes
+from attnc.tests.passes.stepping import SPLITS, Array, cached, compare, normal, run_steps, same, takes
 
 BATCH, SEQ = symbol("batch"), symbol("seq")
 
@@ -20,7 +20,7 @@ def prefixed(
     graph, x, b = takes(BATCH, SEQ, 8)
     feeds: dict[str, Array] = {}
 
-    def heads(count: int, width: int, seed: int) -> object:
+    def heads(count: int, width: int, seed: int) -> Value:
         y = b.matmul(x, b.constant(normal(8, count * width, seed=seed)))
         return b.transpose(b.reshape(y, (BATCH, SEQ, count, width)), (0, 2, 1, 3))
 
@@ -31,8 +31,8 @@ def prefixed(
             feeds[name] = normal(2, 2, length, width, seed=seed)
         else:
             before = b.expand(b.constant(normal(1, 2, length, width, seed=seed)), (BATCH, 2, length, width))
-        behind.append(b("concat", before, heads(2, width, seed), axis=2))  # type: ignore[arg-type]
-    y = b("attention", heads(4, 5, 0), *behind, mask=mask, scale=0.5, score=score)  # type: ignore[arg-type]
+        behind.append(b("concat", before, heads(2, width, seed), axis=2))
+    y = b("attention", heads(4, 5, 0), *behind, mask=mask, scale=0.5, score=score)
     graph.add_output(b.transpose(y, (0, 2, 1, 3)), "y")
     return graph, feeds
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.ir import Graph, symbol
+from attnc.ir import Graph, Value, symbol
 from attnc.passes.insert_cache import LeakError
 from attnc.tests.passes.stepping import SPLITS, cached, compare, normal, run_steps, same, takes
 
@@ -33,17 +33,17 @@ def test_sums_backwards_are_refused() -> None:
         cached(graph)
 
 
-def linear(normalise: str, scale: float = 1.0, mask: str | None = "j <= i", **attrs: object) -> Graph:
+def linear(normalise: str, scale: float = 1.0, mask: str | None = "j <= i", score: str = "s") -> Graph:
     """Four query heads over two of keys and values."""
     graph, x, b = takes(BATCH, SEQ, 8)
 
-    def heads(count: int, width: int, seed: int) -> object:
+    def heads(count: int, width: int, seed: int) -> Value:
         y = b.matmul(x, b.constant(normal(8, count * width, seed=seed)))
         y = b.transpose(b.reshape(y, (BATCH, SEQ, count, width)), (0, 2, 1, 3))
         return b("exp", b.mul(y, 0.25)) if normalise == "sum" and seed < 2 else y
 
     q, k, v = heads(4, 5, 0), heads(2, 5, 1), heads(2, 6, 2)
-    y = b("attention", q, k, v, mask=mask, normalise=normalise, scale=scale, **attrs)  # type: ignore[arg-type]
+    y = b("attention", q, k, v, mask=mask, normalise=normalise, scale=scale, score=score)
     graph.add_output(b.transpose(y, (0, 2, 1, 3)), "y")
     return graph
 
