@@ -16,19 +16,21 @@ __all__ = ["CacheOptions", "add_cache"]
 class CacheOptions:
     """How a cache is inserted. ``all_logits`` gives the logits of every new token, not of the last one alone; without
     ``rings`` a window keeps every key; ``time`` names the size that counts the tokens and ``tokens`` the input that
-    holds them, where that cannot be told from the model; ``max_length`` is how many tokens buffers are made for."""
+    holds them, where that cannot be told from the model; ``max_length`` is how many tokens buffers are made for;
+    without ``latents`` keys and values are kept even where one small vector a token stands for both."""
 
     all_logits: bool = False
     rings: bool = True
     time: str | None = None
     tokens: str | None = None
     max_length: int | None = None
+    latents: bool = True
 
 
 def add_cache(graph: Graph, options: CacheOptions, report: Report) -> CachedGraphs:
     """The step graph of an optimised model; ``report`` gets the caches. Raises LeakError with node, reason and path
     where the model reads the future, and UsageError."""
-    cached = insert_cache(graph, options.time, options.all_logits, options.rings, options.tokens)
+    cached = insert_cache(graph, options.time, options.all_logits, options.rings, options.tokens, options.latents)
     for half in (cached.step, cached.prepare):
         if half is not None:
             verify(half, after="insert-cache")

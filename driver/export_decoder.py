@@ -59,7 +59,7 @@ def decoder_step(
     first = pipeline.run(graph, pipeline.OPTIMISE, progress=progress)
     with progress("inserting the cache"):
         everything = padding if all_logits is None else all_logits
-        cached = add_cache(first.graph, CacheOptions(everything, False, time, tokens), Report())
+        cached = add_cache(first.graph, CacheOptions(everything, False, time, tokens, latents=False), Report())
     if cached.prepare is not None:
         raise UsageError(
             f"{graph.name} reads other inputs before its first token (an encoder's, or states of one): other runtimes "

@@ -12,13 +12,14 @@ import numpy as np
 
 from ..backends.base import Executable
 from ..ir import AttncError, Graph, InputError, TensorType, UsageError, Value
-from ..ir.cacheplan import CachePlan, CacheState
+from ..ir.cacheplan import CachePlan
 from ..ir.evaluate import bind_sizes, check_feeds, initial_state
 from ..ir.operator import Array
 from .beam import search
 from .generate import Stop, check_whole, generate, token_rows
+from .memory import Memory, take, truncated
 from .sampling import Sampling
-from .timefeeds import Memory, TimeFeeds, take
+from .timefeeds import TimeFeeds
 from .timeplan import whole_plan
 
 __all__ = ["Half", "Session"]
@@ -357,7 +358,7 @@ class Session:
         plans = {state.name: state for state in time.plan.states}
         states = {}
         for name, array in memory.states.items():
-            found = _truncated(plans[name], array, memory.length, length) if name in plans else array
+            found = truncated(plans[name], array, memory.length, length) if name in plans else array
             if found is not None:
                 states[name] = found
         self.memory = replace(memory, states=states, seen=time.truncated(memory, length), length=length)
@@ -380,25 +381,3 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _truncated(state: CacheState, array: Array, seen: int, length: int) -> Array | None:
-    """A state after the first ``length`` of the tokens seen; None to begin anew. Raises UsageError."""
-    if state.kind == "fixed":
-        return array
-    if length == 0:
-        return None
-    if state.kind in ("append", "ring") and state.time_axis is not None:
-        held = array.shape[state.time_axis]
-        needed = length if state.kind == "append" else min(length, state.window or 0)
-        first = length - needed - (seen - held)  # within what the state holds
-        if first >= 0:
-            return array[(*(slice(None),) * state.time_axis, slice(first, first + needed))]
-        reason = f"it holds the last {held} of {seen} tokens only"
-    else:
-        what = {"sum": "a running sum", "rows": "the last rows of a convolution", "hidden": "a hidden state"}
-        reason = f"it is {what.get(state.kind, 'of a kind')} that does not say what it was before"
-    raise UsageError(
-        f"the session cannot go back from {seen} to {length} tokens: the state {state.name} ({state.node}) cannot, "
-        f"for {reason}. Keep a session.clone() of the moment to go back to"
-    )

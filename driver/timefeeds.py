@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,23 +11,9 @@ from ..ir import AttncError, Graph, InputError, TensorType, UsageError
 from ..ir.cacheplan import CachePlan, TimeInput
 from ..ir.dims import SymDim, symbol, symbol_and_offset
 from ..ir.operator import Array
+from .memory import Memory, take
 
-__all__ = ["Memory", "TimeFeeds", "take"]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """All that a session remembers. Replaced as a whole, so that a run that fails changes nothing.
-
-    ``seen`` holds the entries so far of those inputs along time that need them: what has an entry for every token,
-    masks, and what is repeated for new tokens. ``kept`` holds the inputs without time, ``length`` counts the tokens.
-    """
-
-    states: Mapping[str, Array] = field(default_factory=dict)
-    seen: Mapping[str, Array] = field(default_factory=dict)
-    kept: Mapping[str, Array] = field(default_factory=dict)
-    length: int = 0
-    prepared: bool = False
+__all__ = ["TimeFeeds"]
 
 
 class TimeFeeds:
@@ -227,11 +212,6 @@ class TimeFeeds:
             name: array[(*(slice(None),) * self.timed[name].axis, slice(0, length))]
             for name, array in memory.seen.items()
         }
-
-
-def take(array: Array, axis: int | None, rows: Sequence[int]) -> Array:
-    """The rows along an axis; the array itself when it has none."""
-    return array if axis is None else np.take(array, rows, axis=axis)
 
 
 def _alone(d: SymDim) -> bool:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from ..ir import Dim, Expr, Node, Value
 from ..ir.affine import Domain, dim_expr
-from ..ir.expr import Call, Load, Var, substitute
+from ..ir.expr import Call, Load, Var, substitute, variables
 from ..ir.maskset import MaskSet
 from ..ir.presburger import load_isl, read_set
 from ..ir.simplify import Simplifier
 from .cache_rule import CacheRule, everywhere
 from .causal_attention import EXPRESSIONS, LengthFree, attention_leak, length_free, window_of
-from .segments import ALL, Segment, Segments, ring, span
+from .segments import ALL, PAST, Segment, Segments, ring, span
 from .times import NoRuleError, TimeAxis, Timing
 
 if TYPE_CHECKING:
@@ -60,9 +60,16 @@ class Request:
 def requests(analysis: TimingAnalysis, node: Node, segment: Segment, rings: bool) -> list[Request]:
     """The operands of an attention whose queries are at ``segment``: query, key, value, then the loads. A tensor that
     is read at the query's and at the key's position is two operands."""
-    q, k, v = node.operands[:3]
     free = length_free(analysis, node)
     keys = _keys(analysis, node, free, rings)
+    found = _requests(analysis, node, free, segment, keys)
+    if keys is not ALL and _mentions_past(step_attributes(analysis, node, segment, found)):
+        return _requests(analysis, node, free, segment, ALL)  # a ring does not tell how many tokens were seen
+    return found
+
+
+def _requests(analysis: TimingAnalysis, node: Node, free: LengthFree, segment: Segment, keys: Segment) -> list[Request]:
+    q, k, v = node.operands[:3]
     found = [Request(x, everywhere(s, analysis, x)) for x, s in ((q, segment), (k, keys), (v, keys))]
     time = _key_axis(analysis, node)
     tensors = dict(zip(node.attr("loads"), node.operands[3:], strict=True))
@@ -75,6 +82,13 @@ def requests(analysis: TimingAnalysis, node: Node, segment: Segment, rings: bool
         count = taken[name] = taken.get(name, 0) + 1
         found.append(Request(tensors[name], segments, name if count == 1 else f"{name}_{count}", name))
     return found
+
+
+def _mentions_past(attrs: Mapping[str, object]) -> bool:
+    mask = attrs["mask"]
+    named = isinstance(mask, MaskSet) and str(PAST) in mask.params
+    expressions = (attrs[name] for name in EXPRESSIONS)
+    return named or any(isinstance(e, Expr) and str(PAST) in variables(e) for e in expressions)
 
 
 def _keys(analysis: TimingAnalysis, node: Node, free: LengthFree, rings: bool) -> Segment:

@@ -20,9 +20,10 @@ def narrower(analysis: TimingAnalysis, value: Value) -> Value | None:
             break
         chain.append(below)
         node = below.producer
-    size = product(value.shape)
-    smaller = [v for v in chain if _is_smaller(product(v.shape), size)]
-    return smaller[-1] if smaller else None
+    least = product(chain[-1].shape) if chain else 0
+    if not chain or not _is_smaller(least, product(value.shape)):
+        return None
+    return next(v for v in chain if product(v.shape) == least)
 
 
 def _is_smaller(a: Dim, b: Dim) -> bool:
@@ -42,16 +43,19 @@ def name_states(analysis: TimingAnalysis) -> tuple[dict[Value, str], dict[Value,
             continue
         k, v = node.operands[1:3]
         if analysis[k].axes:
-            for value, what in ((k, "key"), (v, "value")):
+            for value, what in ((k, "latent"),) if k is v else ((k, "key"), (v, "value")):
                 kept = _kept(analysis, value)
                 names.setdefault(kept, f"{own}.{what}")
-                proofs.setdefault(kept, _proof(analysis, node))
+                proofs.setdefault(kept, _proof(analysis, node) + (_LATENT if k is v else ""))
             own += 1
         elif k.constant is None:
             for value, what in ((k, "key"), (v, "value")):
                 names.setdefault(value, f"{across}.encoder.{what}")
             across += 1
     return names, proofs
+
+
+_LATENT = "; all keys and values are products of this vector, which is kept in their place"
 
 
 def _kept(analysis: TimingAnalysis, value: Value) -> Value:

@@ -127,8 +127,11 @@ class States:
 
     def count_past(self) -> None:
         """Where the number of tokens seen is needed and nothing tells it, a state of one byte a token does."""
-        stated = [*(s.type for s in self.step.states.values()), *(v.type for v in self.step.inputs)]
-        if any(str(PAST) in symbols(d) for t in stated for d in t.shape) or not self._needs_past():
+        given = [d for v in self.step.inputs for d in v.shape]
+        whole = any(str(PAST) in symbols(d) for d in given)
+        told = whole and self.analysis.length in given  # two equations for the new tokens and those seen
+        held = any(str(PAST) in symbols(d) for s in self.step.states.values() for d in s.type.shape)
+        if held or told or not (whole or self._needs_past()):
             return
         state = self.step.add_state(State("seen", TensorType(DType.BOOL, (PAST,)), description="append: tokens seen"))
         self.found.append(

@@ -13,7 +13,7 @@ from ..ir.graph import State
 if TYPE_CHECKING:
     from .timing import TimingAnalysis
 
-__all__ = ["Frontier", "all_zero"]
+__all__ = ["Frontier", "all_zero", "copied"]
 
 
 @dataclass(eq=False)
@@ -62,7 +62,7 @@ class Frontier:
 
     def _copied(self, step: Graph, value: Value) -> Value:
         mapping: dict[Value, Value] = {}
-        return _copy(step, value, mapping)
+        return copied(step, value, mapping)
 
     def prepare(self, names: Mapping[Value, str]) -> Graph | None:
         """The graph that computes what is kept, or None when nothing is."""
@@ -75,20 +75,22 @@ class Frontier:
                 mapping[value] = prepared.add_input(value.name, value.type)
         for value, state in (*self.kept.items(), *self.begun):
             prepared.add_state(state)
-            made = _copy(prepared, value, mapping)
+            made = copied(prepared, value, mapping)
             Builder(prepared, value.name)("state_write", made, state=state.name)
         return prepared
 
 
 def all_zero(value: Value) -> bool:
     """Whether every entry is a stored zero, however often it is repeated."""
-    while value.producer is not None and value.producer.op.name in ("expand", "reshape", "transpose", "cast"):
+    while value.producer is not None and value.producer.op.name in ("expand", "reshape", "transpose", "slice", "cast"):
         value = value.producer.operands[0]
     return value.constant is not None and not value.constant.is_missing and not value.constant.array.any()
 
 
-def _copy(target: Graph, value: Value, mapping: dict[Value, Value]) -> Value:
-    """A value with everything that it is computed from."""
+def copied(target: Graph, value: Value, mapping: dict[Value, Value]) -> Value:
+    """A value in another graph, with everything that it is computed from; ``mapping`` is what is there already."""
+    if value in mapping:
+        return mapping[value]
     stack: list[Node] = [] if value.producer is None else [value.producer]
     while stack:
         node = stack[-1]

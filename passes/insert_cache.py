@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..ir import Builder, Dim, Graph, Node, SymDim, TensorType, UnsupportedError, Value, at_least
+from ..ir import Builder, Dim, Graph, Node, SymDim, TensorType, UnsupportedError, Value
 from ..ir.cacheplan import CachePlan, TimeInput, TimeOutput
 from ..ir.dims import substitute_dim
+from .absorb_latent import absorb_latent
 from .cache_limits import longest, token_input
 from .cache_names import name_states, narrower
 from .cache_rule import everywhere
 from .cache_states import States
 from .cache_static import Frontier
 from .padding import allows_padding
-from .segments import ALL, LAST, NEW, PAST, Segment, Segments, rows, span
+from .segments import ALL, LAST, NEW, PAST, Segment, Segments, longest_rows, span
 from .timing import Kind, TimeAxis, TimingAnalysis, analyse, reshaped
 
 __all__ = ["CachedGraphs", "Insertion", "LeakError", "insert_cache", "leak_path"]
@@ -41,19 +42,29 @@ class CachedGraphs:
 
 
 def insert_cache(
-    graph: Graph, time: str | None = None, all_logits: bool = False, rings: bool = True, tokens: str | None = None
+    graph: Graph,
+    time: str | None = None,
+    all_logits: bool = False,
+    rings: bool = True,
+    tokens: str | None = None,
+    latents: bool = True,
 ) -> CachedGraphs:
     """The step of a model whose attentions are fused and whose shifts are in one form (``causal_forms``).
 
     ``all_logits`` keeps the rows of all new tokens in the outputs, which hold the last one's otherwise; without
     ``rings`` windows keep every token; ``time`` and ``tokens`` name the number of tokens and the input of their numbers
-    where that cannot be told.
+    where that cannot be told. Without ``latents`` keys and values are kept as they are even where they are products of
+    one vector a token that is much smaller.
 
     Raises LeakError with the node, the reason and the path where the model is not causal, and UsageError.
     """
     analysis = analyse(graph, time)
     for output in graph.outputs:
         check_causal(analysis, output.value, output.name)
+    if latents:
+        absorbed = absorb_latent(analysis)
+        if absorbed.changed:
+            graph, analysis = absorbed.graph, analyse(absorbed.graph, time)
     return Insertion(analysis, all_logits, rings, token_input(graph, analysis, tokens)).run()
 
 
@@ -165,7 +176,7 @@ class Insertion:
             asked = {rule.computed(self.analysis, node, segments): None for segments in asked}
         if (NEW,) in asked:
             asked.pop((LAST,), None)
-        return _longest_rows(asked)
+        return longest_rows(asked)
 
     def _computed(self, value: Value) -> dict[Segments, None]:
         """The ranges at which a value is computed; at the others it is read from a state, or cut out."""
@@ -345,7 +356,7 @@ class Insertion:
                 shape[a.axis] = a.size(entries)
                 attrs["shape"] = tuple(shape)
                 if name == "iota" and attrs["axis"] == a.axis:
-                    attrs["start"] = attrs["start"] + start * node.attr("step")  # type: ignore[operator]
+                    attrs["start"] = attrs["start"] + start * node.attr("step")
             elif name == "slice" and a.axis in node.attr("axes"):
                 at = node.attr("axes").index(a.axis)
                 sizes, starts = list(attrs["sizes"]), list(attrs["starts"])  # type: ignore[call-overload]
@@ -364,16 +375,6 @@ class Insertion:
             if axes:
                 found.append(TimeOutput(output.name, axes[0].axis, not self.all_logits))
         return tuple(found)
-
-
-def _longest_rows(asked: Mapping[Segments, None]) -> list[Segments]:
-    """Of several numbers of rows before the new ones the largest: the others are cut out of it."""
-    counts = [s[0].held for s in asked if len(s) == 1 and s[0].name == "rows"]
-    found = {s: None for s in asked if len(s) != 1 or s[0].name != "rows"}
-    if counts:
-        most = next((c for c in counts if all(at_least(c - other, 0) is True for other in counts)), None)
-        found |= {(rows(c),): None for c in (counts if most is None else [most])}
-    return list(found)
 
 
 def _longer(attribute: object, sizes: Mapping[str, Dim]) -> object:

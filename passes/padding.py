@@ -101,7 +101,7 @@ def _is_relative(analysis: TimingAnalysis, node: Node, mask: Value) -> bool:
         return False
     given = [v for v in node.operands if analysis[v].kind is Kind.POSITION]
     if not given or all(_is_uniform(analysis, v) for v in given):
-        return node.op.name not in ("conv", "rnn", "gru", "lstm", "scan")
+        return node not in analysis.rules or node.op.name in ("cumsum", "cumprod")
     return node.op.name == "rope" and all(_turns_with(user, node) for user in node.output.users)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..ir import Dim, symbol
+from ..ir import Dim, at_least, symbol
 from .times import TimeAxis
 
-__all__ = ["ALL", "LAST", "NEW", "PAST", "Segment", "Segments", "ring", "rows", "span"]
+__all__ = ["ALL", "LAST", "NEW", "PAST", "Segment", "Segments", "longest_rows", "ring", "rows", "span"]
 
 PAST = symbol("past")
 """How many tokens were seen before the step."""
@@ -72,3 +73,13 @@ def span(axis: TimeAxis, segment: Segment, time: Dim) -> tuple[Dim, Dim]:
     if segment is ALL:
         return 0, axis.lead + segment.size(time)
     return axis.lead + segment.start(time), segment.size(time)
+
+
+def longest_rows(asked: Mapping[Segments, None]) -> list[Segments]:
+    """Of several numbers of rows before the new ones the largest: the others are cut out of it."""
+    counts = [s[0].held for s in asked if len(s) == 1 and s[0].name == "rows"]
+    found = {s: None for s in asked if len(s) != 1 or s[0].name != "rows"}
+    if counts:
+        most = next((c for c in counts if all(at_least(c - other, 0) is True for other in counts)), None)
+        found |= {(rows(c),): None for c in (counts if most is None else [most])}
+    return list(found)

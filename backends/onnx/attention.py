@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ...ir import Builder, Dim, DType, Expr, MaskSet, Node, ParseError, Value, at_least, substitute_dim, symbol, symbols
 from ...ir.dims import least
-from ...ir.expr import Call, Const, Var, loads, variables, walk
+from ...ir.expr import Var
 from ...ir.exprlower import ExprLowering
 from ...ir.ops.attention import AXES, DOT
 from .emitter import Emission, Emitter, Ref

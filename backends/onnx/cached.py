@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...ir import Builder, Dim, DType, Graph, Node, Value
+from ...ir import Builder, Dim, DType, Graph, Node, SymDim, TensorType, Value, symbol
+from ...ir.dims import symbol_and_offset
 from ...ir.exprlower import ExprLowering
 from ...ir.ops.attention import AXES
 from .contrib import BLIND_ROWS, GROUP_QUERY
 from .flat import Flat
 from .grouped import Grouped, plan
 from .kernels import Dialect
+from .positions import is_by_position
 
 __all__ = ["Placed", "in_buffers"]
 
@@ -28,8 +30,11 @@ _LOWEST = float(np.finfo(np.float32).min)
 @dataclass
 class Placed:
     """Where states lie, by name: ``filled`` has those in buffers, with the size that says how much of it is filled;
-    ``appended``, of all that the kernel appends to, the size of what a run puts behind them."""
+    ``appended``, of all that the kernel appends to, the size of what a run puts behind them. ``tables`` has, by the
+    name of an input of the rewritten graph, (value, past, n): the value of the graph as it was that the input holds for
+    all positions, and the sizes behind which and over which it runs."""
 
+    tables: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     filled: dict[str, str] = field(default_factory=dict)
     appended: dict[str, str] = field(default_factory=dict)
 
@@ -37,7 +42,7 @@ class Placed:
 def in_buffers(graph: Graph, dialect: Dialect) -> Placed:
     """Makes the attentions that fit one node each with their appends, in place."""
     placed = Placed()
-    rewriting = _Rewriting(graph, Flat(graph, dialect.opset >= 23))
+    rewriting = _Rewriting(graph, Flat(graph, dialect.opset >= 23), placed)
     for node in list(graph.nodes):
         grouped = plan(node)
         if grouped is None:
@@ -52,12 +57,23 @@ def in_buffers(graph: Graph, dialect: Dialect) -> Placed:
     return placed
 
 
+@dataclass(frozen=True)
+class _Turned:
+    """Queries and new keys before rotary positions are applied, and the tables for it."""
+
+    queries: Value
+    keys: Value
+    tables: tuple[Value, Value]
+    interleaved: bool
+
+
 @dataclass
 class _Rewriting:
     """The rewriting of one graph; ``made`` is what attentions share, by what it is made of."""
 
     graph: Graph
     flat: Flat
+    placed: Placed
     made: dict[object, Value] = field(default_factory=dict)
     before: set[Node] = field(default_factory=set)
     """The nodes before the one at hand."""
@@ -69,6 +85,9 @@ class _Rewriting:
         n, total = key.new.shape[2], whole[0].shape[2]
         heads, kv_heads = (int(str(x.shape[1])) for x in (q, key.new))
         bias, sees = self._bias(b, node, grouped)
+        keys, tables, turned = key.new, (None, None), self._tables(node, grouped)
+        if turned is not None:
+            q, keys, tables = turned.queries, turned.keys, turned.tables
         queries = self.flat.heads_inside(b, q)
         if q.shape[2] != n:  # the last query alone: the others of its run are copies that nobody looks at
             queries = b.expand(queries, (queries.shape[0], n, queries.shape[2]))
@@ -77,10 +96,17 @@ class _Rewriting:
         attrs = {
             "heads": heads, "kv_heads": kv_heads, "scale": grouped.scale, "window": grouped.window,
             "softcap": grouped.softcap, "key_state": key.state if in_buffer else "",
-            "value_state": value.state if in_buffer else "",
+            "value_state": value.state if in_buffer else "", "interleaved": turned is not None and turned.interleaved,
         }  # fmt: skip
-        operands = [queries, *(self.flat.heads_inside(b, held.new) for held in (key, value))]
-        operands += [*self._lengths(b, q.shape[0], total), bias, self._sink(b, node, heads), key.read, value.read]
+        operands: list[Value | None] = [queries, *(self.flat.heads_inside(b, x) for x in (keys, value.new))]
+        operands += [
+            *self._lengths(b, q.shape[0], total),
+            bias,
+            self._sink(b, node, heads),
+            key.read,
+            value.read,
+            *tables,
+        ]
         names = [f"{node.output.name}_flat", *(x.name for x in whole)]
         for old, name in zip(whole, ("keys", "values"), strict=True):
             self.graph.rename(old, f"{old.name}_{name}")
@@ -92,9 +118,39 @@ class _Rewriting:
         self.flat.replace(b, node.output, out)
         self.graph.remove(node)
         for held, now in zip((key, value), held_now, strict=True):
-            self._take_over(b, held.node, now)
+            self._take_over(held.node, now)
 
-    def _take_over(self, b: Builder, joining: Node, now: Value) -> None:
+    def _tables(self, node: Node, grouped: Grouped) -> _Turned | None:
+        """What the kernel gets to apply rotary positions by itself; None where it cannot, or they are not the places
+        of the keys: it takes them from the number of past keys."""
+        key = grouped.key
+        ropes = [x.producer for x in (node.operands[0], key.new)]
+        first, second = ropes
+        if first is None or second is None or first.op.name != "rope" or second.op.name != "rope":
+            return None
+        same = first.operands[1:] == second.operands[1:] and first.attrs == second.attrs
+        cos, sin = first.operands[1:3]
+        width, half = node.operands[0].shape[3], cos.shape[-1]
+        if not same or key.read is not None or cos.type.rank != 2 or int(str(width)) % 16 or int(str(half)) % 8:
+            return None
+        n = key.new.shape[2]
+        if not isinstance(n, SymDim) or symbol_and_offset(n) != (str(n), 0):
+            return None
+        if not all(is_by_position(t, key.past, n) for t in (cos, sin)):
+            return None
+        tables = [self._table(t, key.past, n) for t in (cos, sin)]
+        return _Turned(first.operands[0], second.operands[0], (tables[0], tables[1]), first.attr("interleaved"))
+
+    def _table(self, window: Value, past: Dim, n: Dim) -> Value:
+        """The input that holds for all positions what ``window`` holds for those of the new tokens."""
+        if ("table", window) not in self.made:
+            name = self.graph.unique_name(f"{window.name}_table")
+            type = TensorType(window.dtype, (symbol("positions"), *window.shape[1:]))
+            self.made["table", window] = self.graph.add_input(name, type)
+            self.placed.tables[name] = (window.name, str(past), str(n))
+        return self.made["table", window]
+
+    def _take_over(self, joining: Node, now: Value) -> None:
         """Lets what reads past and new keys read the attention's. What stands before the attention and only writes a
         part of them to a state is written again behind it; for any other reader there the joining stays."""
         graph, whole = self.graph, joining.output
@@ -102,9 +158,9 @@ class _Rewriting:
             if reader not in self.before:
                 graph.replace_inputs(reader, [now if v is whole else v for v in reader.inputs])
             elif reader.op.name == "slice" and all(user.op.name == "state_write" for user in reader.output.users):
-                part = b("slice", now, **reader.attrs)
+                (part,) = graph.add(reader.op, now, attrs=reader.attrs, source=reader.source)
                 for write in reader.output.users:
-                    b("state_write", part, **write.attrs)
+                    graph.add(write.op, part, attrs=write.attrs, source=write.source)
                     graph.remove(write)
                 graph.remove(reader)
         for output in graph.outputs:
@@ -159,7 +215,9 @@ class _Rewriting:
         q, k = node.operands[:2]
         loads = dict(zip(node.attr("loads"), node.operands[3:], strict=True))
         sizes = {"n": q.shape[2], "m": k.shape[2]}
-        logits = b.cast(ExprLowering(b, AXES, (*q.shape[:3], k.shape[2]), {}, sizes, loads, q.dtype).value(sink), q.dtype)
+        logits = b.cast(
+            ExprLowering(b, AXES, (*q.shape[:3], k.shape[2]), {}, sizes, loads, q.dtype).value(sink), q.dtype
+        )
         full = b.reshape(logits, (1,) * (4 - logits.type.rank) + logits.shape)
         return b.reshape(b.expand(full, (1, heads, 1, 1)), (heads,))
 

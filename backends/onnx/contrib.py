@@ -35,17 +35,19 @@ class GroupQuery(Operator):
     index of the last key of each row, ``total`` int32[] the number of keys, ``bias`` [1 or b, 1 or heads, n, past + n]
     is added to the scores, ``sink`` [heads] takes part in the softmax. Gives the result [b, n, heads·d], and the keys
     and values with the new ones behind, [b, kv_heads, past + n, d]: in the buffers of the two states, or anew where
-    ``past_key`` and ``past_value`` are operands.
+    ``past_key`` and ``past_value`` are operands. With ``cos`` and ``sin``, tables over all positions from 0 on
+    [positions, r/2], queries and new keys are turned first, as ``rope`` does.
     """
 
     name = "ort.group_query"
-    inputs = ("q", "k?", "v?", "last?", "total?", "bias?", "sink?", "past_key?", "past_value?")
+    inputs = ("q", "k?", "v?", "last?", "total?", "bias?", "sink?", "past_key?", "past_value?", "cos?", "sin?")
     attributes: ClassVar[Mapping[str, Attr]] = {
         "heads": Attr("int"),
         "kv_heads": Attr("int"),
         "scale": Attr("float"),
         "window": Attr("int", 0),
         "softcap": Attr("float", 0.0),
+        "interleaved": Attr("bool", False),
         "key_state": Attr("str", ""),
         "value_state": Attr("str", ""),
     }
@@ -146,7 +148,7 @@ def _skip_norm(op_type: str) -> Emission:
 
 
 def _group_query(e: Emitter, node: Node) -> list[Ref]:
-    q, k, v, last, total, bias, sink, *past = e.operands(node)
+    q, k, v, last, total, bias, sink, *past, cos, sin = e.operands(node)
     attrs: dict[str, Any] = {
         "num_heads": node.attr("heads"),
         "kv_num_heads": node.attr("kv_heads"),
@@ -158,8 +160,9 @@ def _group_query(e: Emitter, node: Node) -> list[Ref]:
         attrs["softcap"] = node.attr("softcap")
     if node.attr("key_state"):
         past = [e.past[node.attr(name)] for name in ("key_state", "value_state")]
-    # Between total and bias: tables of rotary positions, and positions, which it is not asked to apply.
-    given = (q, k, v, *past, last, total, None, None, None, bias, sink)
+    if cos is not None:
+        attrs |= {"do_rotary": 1, "rotary_interleaved": int(node.attr("interleaved"))}
+    given = (q, k, v, *past, last, total, cos, sin, None, bias, sink)
     return e.multi("GroupQueryAttention", *given, dtypes=[None] * 3, domain=DOMAIN, **attrs)
 
 

@@ -14,9 +14,9 @@ __all__ = ["Dialect", "type_for"]
 
 @dataclass(frozen=True)
 class Dialect:
-    """What is written: the opset, whether only what ONNX Runtime's CPU provider has kernels for may be used, and whether
-    caches that grow lie in buffers (``cached.py``), which takes operators of its own domain and an executable that
-    knows."""
+    """What is written: the opset, whether only what ONNX Runtime's CPU provider has kernels for may be used, and
+    whether caches that grow lie in buffers (``cached.py``), which takes operators of its own domain and an executable
+    that knows."""
 
     opset: int
     runtime: bool = False

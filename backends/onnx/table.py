@@ -6,13 +6,37 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ...ir import Node
-from . import attention, contrib, control, dynamic, elementwise, norm, position, recurrent, reduce, scatter, shape, signal
+from . import (
+    attention,
+    contrib,
+    control,
+    dynamic,
+    elementwise,
+    norm,
+    position,
+    recurrent,
+    reduce,
+    scatter,
+    shape,
+    signal,
+)
 from .emitter import Emission
 from .kernels import Dialect
 
 __all__ = ["EMISSIONS", "supports"]
 
-_FAMILIES = (elementwise, reduce, shape, norm, attention, position, control, recurrent, scatter, signal, dynamic,
+_FAMILIES = (
+    elementwise,
+    reduce,
+    shape,
+    norm,
+    attention,
+    position,
+    control,
+    recurrent,
+    scatter,
+    signal,
+    dynamic,
     contrib,
 )
 

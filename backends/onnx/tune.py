@@ -15,6 +15,7 @@ def tuned(graph: Graph, dialect: Dialect) -> tuple[Graph, Placed]:
     """A copy of the graph in the operators that are fastest, and where its states lie then."""
     graph = graph.copy()
     placed = in_buffers(graph, dialect) if dialect.buffers else Placed()
+    graph.remove_unused()
     split_parts(graph)
     packed_heads(graph)
     skip_norms(graph)
@@ -24,14 +25,16 @@ def tuned(graph: Graph, dialect: Dialect) -> tuple[Graph, Placed]:
 
 def split_parts(graph: Graph) -> None:
     """The slices that cut a value's last axis into parts become one split."""
-    for value in [v for node in graph.nodes for v in node.outputs]:
+    order = {node: k for k, node in enumerate(graph.nodes)}
+    for value in [*graph.inputs, *(v for node in graph.nodes for v in node.outputs)]:
         slices = _parts(value)
         if slices is None:
             continue
         widths = [node.attr("sizes")[0] for node in slices]
-        with graph.insert_before(slices[0]):
-            parts = graph.add(SPLIT, value, attrs={"widths": tuple(widths)}, source=slices[0].source)
-        for node, part in zip(sorted(slices, key=_start), parts, strict=True):
+        first = min(slices, key=order.__getitem__)
+        with graph.insert_before(first):
+            parts = graph.add(SPLIT, value, attrs={"widths": tuple(widths)}, source=first.source)
+        for node, part in zip(slices, parts, strict=True):
             _take_over(graph, node.output, part)
             graph.remove(node)
 
@@ -41,13 +44,12 @@ def _start(node: Node) -> int:
 
 
 def _parts(value: Value) -> list[Node] | None:
-    """The slices of a value, in order of their nodes, when they are two or more and together are all of its last axis,
-    each once."""
-    slices = list(value.users)
-    if len(slices) < 2 or not all(_is_column_slice(node, value) for node in slices):
+    """The slices of a value, from left to right, when they are two or more and together are all of its last axis, each
+    column once."""
+    if len(value.users) < 2 or value.is_output or not all(_is_column_slice(node, value) for node in value.users):
         return None
-    end = 0
-    for node in sorted(slices, key=_start):
+    slices, end = sorted(value.users, key=_start), 0
+    for node in slices:
         if _start(node) != end:
             return None
         end += node.attr("sizes")[0]
@@ -68,7 +70,12 @@ def packed_heads(graph: Graph) -> None:
             continue
         q, k, v = node.inputs[:3]
         cut = q.producer if q is not None else None
-        if cut is not None and cut.op is SPLIT and cut.outputs == (q, k, v) and all(len(x.uses) == 1 for x in cut.outputs):
+        if (
+            cut is not None
+            and cut.op is SPLIT
+            and cut.outputs == (q, k, v)
+            and all(len(x.uses) == 1 for x in cut.outputs)
+        ):
             graph.replace_inputs(node, [cut.operands[0], None, None, *node.inputs[3:]])
             graph.remove(cut)
 

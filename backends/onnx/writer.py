@@ -50,7 +50,7 @@ STATES_KEY = "attnc.states"
 BUFFERS_KEY = "attnc.buffers"
 """The entry that says which states lie in buffers: "filled" gives by state the size that says how much of it is valid,
 "lengths" by size the input int64[1] that holds it, "appended", by state that the kernel appends to, the size of what a
-run appends."""
+run appends, "tables" by input (value, past, n): the value of the graph that the input holds for all positions."""
 
 _KEY_OR_VALUE = re.compile(r"\d+\.(key|value)")
 _PROTOBUF_LIMIT = 2**31 - 2**20
@@ -107,7 +107,7 @@ def write(graph: Graph, dialect: Dialect) -> Exported:
     graph, placed = tuned(graph, dialect) if dialect.runtime else (graph, Placed())
     filled = placed.filled
     e = Emitter(EMISSIONS, dialect)
-    inputs = [value_info(e.names.unique(v.name), v.type) for v in graph.inputs]
+    inputs = [value_info(e.names.unique(v.name), v.type) for v in graph.inputs if v.name not in placed.tables]
     for value in graph.inputs:
         e.bind(value, value.name)
     output_names = _claim_outputs(graph, e)
@@ -123,6 +123,9 @@ def write(graph: Graph, dialect: Dialect) -> Exported:
     for size, name in lengths.items():
         inputs.append(value_info(name, TensorType(DType.INT64, (1,))))
         e.sizes.given(size, Ref(name, DType.INT64, (1,)))
+    for value in graph.inputs:
+        if value.name in placed.tables:
+            inputs.append(value_info(e.names.unique(value.name), value.type))
     presents = {name: e.names.unique(present_name(name)) for name in written_states(graph)}
     for state_name, value in written_states(graph).items():
         if state_name in filled:
@@ -153,7 +156,12 @@ def write(graph: Graph, dialect: Dialect) -> Exported:
     )
     props: dict[str, object] = {STATES_KEY: list(described.values())} if described else {}
     if placed.appended:
-        props[BUFFERS_KEY] = {"filled": filled, "lengths": lengths, "appended": placed.appended}
+        props[BUFFERS_KEY] = {
+            "filled": filled,
+            "lengths": lengths,
+            "appended": placed.appended,
+            "tables": placed.tables,
+        }
     if props:
         helper.set_model_props(model, {key: json.dumps(value, ensure_ascii=False) for key, value in props.items()})
     return Exported(model, e.names.initialisers)

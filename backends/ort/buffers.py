@@ -31,7 +31,8 @@ class Buffers:
     def __init__(self, names: Sequence[str], max_length: int | None) -> None:
         self.names = tuple(names)
         self._max_length = max_length
-        self._room = 0
+        self.room = 0
+        """The rows that each buffer has room for."""
         self._arrays: dict[str, Array] = {}
         self._views: dict[str, Array] = {}
 
@@ -45,14 +46,14 @@ class Buffers:
                 f"the caches have room for {self._max_length} tokens (max_length); {length} are in them and {more} "
                 "more do not fit: compile with a larger max_length, or reset or truncate the session"
             )
-        if needed <= self._room and all(states[name] is self._views.get(name) for name in self.names):
+        if needed <= self.room and all(states[name] is self._views.get(name) for name in self.names):
             return length, {}
-        if needed > self._room:
-            self._room = self._max_length or max(_FIRST, 1 << (needed - 1).bit_length())
+        if needed > self.room:
+            self.room = self._max_length or max(_FIRST, 1 << (needed - 1).bit_length())
         fresh = {}
         for name in self.names:
             old = states[name]
-            new = np.empty((*old.shape[:_AXIS], self._room, *old.shape[_AXIS + 1 :]), old.dtype)
+            new = np.empty((*old.shape[:_AXIS], self.room, *old.shape[_AXIS + 1 :]), old.dtype)
             new[:, :, :length] = old
             self._arrays[name] = new
             fresh[name] = onnxruntime.OrtValue.ortvalue_from_numpy(new)

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 
 from ...ir import Array, ArtifactError, AttncError, Dim, DType, Graph, TargetError, evaluate_dim, parse_dim
 from ...ir.evaluate import begin
 from ..base import Executable, Options
 from ..onnx import MODEL_FILE
+from ..onnx.emitter import onnx_type
 from ..onnx.kernels import Dialect
-from ..onnx.save import save
-from ..onnx.writer import BUFFERS_KEY, Exported, embed, write, written_states
+from ..onnx.positions import position_table
+from ..onnx.save import EXTERNAL_ABOVE
+from ..onnx.writer import BUFFERS_KEY, to_tensor_proto, write, written_states
 from .buffers import Buffers
 from .values import Staged, from_ort, to_ort
 
 __all__ = ["OrtExecutable"]
-
-_IN_MEMORY = 3 * 2**29
-"""Models with fewer bytes of weights are handed over in memory, larger ones through a temporary folder."""
 
 _QUIET = 4
 """Nothing short of a crash is logged: errors arrive as exceptions."""
@@ -54,7 +53,8 @@ class OrtExecutable(Executable):
         self._target = target
         self._dialect, self._providers, self._options = dialect, list(providers), options
         try:
-            self._session: Any = _open(graph, folder, dialect, _settings(options), self._providers)
+            self._session: Any
+            self._session, self._weights = _open(graph, folder, dialect, _settings(options), self._providers)
         except (AttncError, OSError):
             raise
         except Exception as error:  # ONNX Runtime's exceptions have no common base but Exception
@@ -79,11 +79,14 @@ class OrtExecutable(Executable):
         self._held: dict[str, tuple[Array, Any]] = {}
         """The states that are bound as they are: the array given, and the value over its memory."""
         about = json.loads(self._session.get_modelmeta().custom_metadata_map.get(BUFFERS_KEY, "{}"))
-        appended = about.get("appended", {})
-        self._appended = {state: parse_dim(size) for state, size in appended.items()}
+        self._appended: dict[str, str] = about.get("appended", {})
         """By state that the kernel appends to, the size of what a run appends."""
+        self._more = {size: parse_dim(size) for size in self._appended.values()}
         self._lengths: list[str] = list(about.get("lengths", {}).values())
         """The inputs that say how far the buffers of each size are filled."""
+        self._tables: dict[str, tuple[str, str, str]] = about.get("tables", {})
+        self._positions = 0
+        """How many positions the tables that are bound have."""
         self._buffers = [
             Buffers([s for s, own in about["filled"].items() if own == size], options.extra.get("max_length"))
             for size in about.get("lengths", {})
@@ -96,7 +99,7 @@ class OrtExecutable(Executable):
         self._plain: OrtExecutable | None = None
 
     def run(self, feeds: Mapping[str, Array], states: dict[str, Array]) -> dict[str, Array]:
-        more = {size: self._size(size, feeds, states) for size in set(self._appended.values())}
+        more = {text: self._size(size, feeds, states) for text, size in self._more.items()}
         if self._is_chunk_of_rows(states, more):
             return self._without_buffers().run(feeds, states)
         filled = []
@@ -108,6 +111,7 @@ class OrtExecutable(Executable):
                 self._binding.bind_ortvalue_output(self._present[state], value)
             self._fill(name, np.array([length], np.int64), DType.INT64)
             filled.append(length + new)
+        self._bind_tables(max(filled, default=0))
         for name, (own, dtype) in self._inputs.items():
             self._fill(own, feeds[name], dtype)
         for name, own in self._past.items():
@@ -139,6 +143,14 @@ class OrtExecutable(Executable):
             results[name] = array.copy() if name in self._staged else array
         return results
 
+    def _bind_tables(self, positions: int) -> None:
+        """Sees to it that the tables hold so many positions."""
+        if not self._tables or positions <= self._positions:
+            return
+        self._positions = max(buffers.room for buffers in self._buffers)
+        for name, (value, past, n) in self._tables.items():
+            self._fill(name, position_table(self._graph, value, past, n, self._positions), DType.FLOAT32)
+
     def _fill(self, name: str, array: Array, dtype: DType) -> None:
         staged = self._staged.get(name)
         if staged is None or not staged.fill(array):
@@ -155,9 +167,11 @@ class OrtExecutable(Executable):
                     return int(feeds[value.name].shape[axis])
         return evaluate_dim(size, begin(self._graph, feeds, dict(states)))
 
-    def _is_chunk_of_rows(self, states: Mapping[str, Array], more: Mapping[Dim, int]) -> bool:
+    def _is_chunk_of_rows(self, states: Mapping[str, Array], more: Mapping[str, int]) -> bool:
         """Whether several rows get several tokens each behind others, which the kernel refuses: "batch_size must be 1
         when sequence_length > 1 and past context is given"."""
+        if all(count == 1 for count in more.values()):
+            return False
         return any(
             more[size] > 1 and states[name].shape[0] > 1 and states[name].shape[2] > 0
             for name, size in self._appended.items()
@@ -167,13 +181,12 @@ class OrtExecutable(Executable):
         """The same program with caches that are copied; made when it is needed first."""
         if self._plain is None:
             dialect = replace(self._dialect, buffers=False)
-            self._plain = OrtExecutable(
-                self._graph, None, dialect, self._providers, self._options, self._target
-            )
+            self._plain = OrtExecutable(self._graph, None, dialect, self._providers, self._options, self._target)
         return self._plain
 
     def close(self) -> None:
         self._session = self._binding = None
+        self._weights = []
         if self._plain is not None:
             self._plain.close()
 
@@ -189,25 +202,32 @@ def _settings(options: Options) -> Any:
 
 def _open(
     graph: Graph, folder: Path | None, dialect: Dialect, settings: Any, providers: list[str]
-) -> onnxruntime.InferenceSession:
+) -> tuple[onnxruntime.InferenceSession, list[Any]]:
+    """The session, and what must live as long as it does."""
     if folder is not None:
         path = folder / MODEL_FILE
         if not path.is_file():
             raise ArtifactError(f"{path}: the file is missing")
-        return onnxruntime.InferenceSession(str(path), settings, providers=providers)
+        return onnxruntime.InferenceSession(str(path), settings, providers=providers), []
     exported = write(graph, dialect)
-    if sum(t.nbytes for t in exported.initialisers.values()) < _IN_MEMORY:
-        embed(exported)
-        return onnxruntime.InferenceSession(exported.model.SerializeToString(), settings, providers=providers)
-    return _through_folder(exported, settings, providers)
-
-
-def _through_folder(exported: Exported, settings: Any, providers: list[str]) -> onnxruntime.InferenceSession:
-    """The session has read (or mapped) the data file when it is made, so that the folder may go."""
-    with tempfile.TemporaryDirectory(prefix="attnc-") as name:
-        path = Path(name) / MODEL_FILE
-        save(exported, path)
-        return onnxruntime.InferenceSession(str(path), settings, providers=providers)
+    shared: dict[str, Any] = {}
+    for name, tensor in exported.initialisers.items():
+        if tensor.nbytes > EXTERNAL_ABOVE:
+            shared[name] = to_ort(tensor.array, tensor.dtype)
+            proto = onnx.TensorProto(
+                name=name,
+                data_type=onnx_type(tensor.dtype),
+                dims=tensor.shape,
+                data_location=onnx.TensorProto.EXTERNAL,
+            )
+            proto.external_data.add(key="location", value="in memory")
+        else:
+            proto = to_tensor_proto(name, tensor)
+        exported.model.graph.initializer.append(proto)
+    if shared:
+        settings.add_external_initializers(list(shared), list(shared.values()))
+    model = exported.model.SerializeToString()
+    return onnxruntime.InferenceSession(model, settings, providers=providers), list(shared.values())
 
 
 def _first_line(error: Exception) -> str:

@@ -112,10 +112,19 @@ def test_threads_are_passed_on() -> None:
     assert executable._session.get_session_options().intra_op_num_threads == 1
 
 
-def test_large_models_go_through_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_IN_MEMORY", 0)
-    executable = OrtCpuBackend().load(small(), None, Options(threads=1))
-    np.testing.assert_allclose(executable.run(feeds(), {})["y"], evaluate(small(), feeds())["y"], rtol=1e-5)
+@pytest.mark.parametrize("dtype", [F, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64], ids=str)
+def test_weights_are_not_copied_into_the_model(dtype: DType) -> None:
+    graph = small(dtype)
+    executable = OrtCpuBackend().load(graph, None, Options(threads=1))
+    assert isinstance(executable, session.OrtExecutable)
+    (weights,) = executable._weights
+    stored = graph.value("w").constant
+    assert stored is not None
+    assert weights.data_ptr() == stored.array.ctypes.data
+    got = executable.run(feeds(dtype), {})["y"]
+    tolerance = {DType.FLOAT16: 3e-3, DType.BFLOAT16: 3e-2}.get(dtype, 1e-5)
+    want = evaluate(small(dtype), feeds(dtype))["y"]
+    np.testing.assert_allclose(got.astype(float), want.astype(float), rtol=tolerance, atol=tolerance)
 
 
 def test_a_folder_without_the_model(tmp_path: Path) -> None:

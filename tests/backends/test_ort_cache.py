@@ -16,7 +16,9 @@ from attnc.backends.onnx.writer import write
 from attnc.backends.ort import OrtCpuBackend
 from attnc.ir import AttncError, DType, Graph, InputError, evaluate, verify
 from attnc.ir.evaluate import begin
+from attnc.passes.canonicalise import canonicalise
 from attnc.passes.lower import lower
+from attnc.passes.pack_matmuls import pack_matmuls
 from attnc.tests.backends.step_models import Decoder, reference, step_graph
 
 BACKEND = OrtCpuBackend()
@@ -25,7 +27,9 @@ SPLITS = ([12], [3, 4, 5], [1] * 12, [5, 1, 1, 5])
 
 def lowered(graph: Graph, options: Options) -> Graph:
     graph = graph.copy()
+    canonicalise(graph)
     lower(graph, lambda node: BACKEND.supports(node, options))
+    pack_matmuls(graph)
     verify(graph)
     return graph
 
@@ -76,13 +80,18 @@ SLOPES = [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625]
 CASES: dict[str, tuple[Decoder, dict[str, Any]]] = {
     "plain": (Decoder(), {}),
     "multi-head": (Decoder(kv_heads=6), {}),
+    "wider heads": (Decoder(head_width=16), {}),
     "multi-query": (Decoder(kv_heads=1, head_width=16), {}),
     "mask by m": (Decoder(mask="[n, m] -> { [b, h, i, j] : j <= m - n + i }"), {}),
     "window": (Decoder(mask="j <= i + past and i + past - j < 4"), {"window": 4}),
     "window of less than or equal": (Decoder(mask="j <= i + past and i + past - j <= 4"), {"window": 5}),
     "softcap": (Decoder(attrs={"score": "2 * tanh(s / 2)"}), {"cap": 2.0}),
     "bias": (Decoder(attrs={"score": "s - (i + past - j) / 4"}), {"bias": alibi}),
+    "the cap's factors apart": (Decoder(attrs={"score": "tanh(s) * 3", "scale": 0.25}), {"cap": 3.0, "scale": 0.75}),
+    "no cap but a factor": (Decoder(attrs={"score": "2 * tanh(s * 0.25)"}), {"cap": 2.0, "scale": 8**-0.5 / 2}),
     "sinks": (Decoder(sinks=True), {}),
+    "a ring": (Decoder(ring=4), {}),
+    "a ring of sinks and caps": (Decoder(ring=3, sinks=True, attrs={"score": "2 * tanh(s / 2)"}), {"cap": 2.0}),
 }
 
 
@@ -124,6 +133,64 @@ def test_padded_rows(empty: str) -> None:
         np.testing.assert_allclose(got[tokens], want[tokens], rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_last_query_alone(padded: bool) -> None:
+    config = Decoder(last_query=True, padded=padded)
+    graph = step_graph(config)
+    assert operators(graph).count("GroupQueryAttention") == config.layers
+    ids, seen = ids_of(2), None
+    if padded:
+        seen = np.ones((2, 12), np.int64)
+        seen[1, :2] = 0
+    want = reference(config, graph, ids, seen)
+    executable = loaded(graph)
+    for split in SPLITS:
+        got, _ = stepped(graph, executable.run, ids, split, seen)
+        ends = np.cumsum(split) - 1
+        shown = [(row, k) for row in range(2) for k in range(len(ends)) if seen is None or seen[row, ends[k]]]
+        for row, k in shown:
+            np.testing.assert_allclose(got[row, k], want[row, ends[k]], rtol=0, atol=2e-5)
+
+
+TURNED: dict[str, tuple[Decoder, int]] = {
+    "whole heads": (Decoder(head_width=16, every=True), 2),
+    "pairs side by side": (Decoder(head_width=16, interleaved=True, every=True), 2),
+    "half of each head": (Decoder(head_width=32, partial=0.5, every=True), 2),
+    "too few features": (Decoder(head_width=16, partial=0.5, every=True), 0),
+    "positions that begin anew": (Decoder(head_width=16, places="i", every=True), 0),
+    "every other position": (Decoder(head_width=16, places="2 * i", every=True), 0),
+    "a ring, whose places are others": (Decoder(head_width=16, ring=4, every=True), 1),
+}
+
+
+@pytest.mark.parametrize("case", TURNED)
+def test_rotary_positions_in_the_kernel(case: str) -> None:
+    config, count = TURNED[case]
+    graph = step_graph(config)
+    nodes = [node for node in written(graph).graph.node if node.op_type == "GroupQueryAttention"]
+    assert len(nodes) == config.layers
+    assert sum(any(a.name == "do_rotary" for a in node.attribute) for node in nodes) == count
+    executable, ids = loaded(graph), ids_of()
+    for split in SPLITS:
+        got, _ = stepped(graph, executable.run, ids, split)
+        want, _ = stepped(graph, lambda f, s: evaluate(graph, f, DType.FLOAT64, s), ids, split)
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-5)
+
+
+def test_tables_of_positions_grow_with_the_buffers() -> None:
+    config = Decoder(head_width=16)
+    graph = step_graph(config)
+    executable, states = loaded(graph), empty()
+    tokens = [int(t) for t in np.random.default_rng(3).integers(0, 50, 600)]
+    one(graph, executable, states, tokens[:250])
+    one(graph, executable, states, tokens[250:300])
+    close(one(graph, executable, states, tokens[300:]), fresh(graph, tokens))
+
+
+def empty() -> dict[str, np.ndarray]:
+    return {}
+
+
 def one(graph: Graph, executable: Executable, states: dict[str, np.ndarray], tokens: list[int]) -> np.ndarray:
     feeds = {"input_ids": np.array([tokens])}
     begin(graph, feeds, states)
@@ -141,7 +208,7 @@ def close(got: np.ndarray, want: np.ndarray) -> None:
 
 def test_a_step_appends_in_place() -> None:
     graph = step_graph(Decoder())
-    executable, states = loaded(graph), {}
+    executable, states = loaded(graph), empty()
     one(graph, executable, states, [1, 2, 3])
     where = {name: array.ctypes.data for name, array in states.items()}
     for token in (4, 5):
@@ -155,7 +222,7 @@ def test_a_step_appends_in_place() -> None:
 
 def test_a_buffer_grows() -> None:
     graph = step_graph(Decoder())
-    executable, states = loaded(graph), {}
+    executable, states = loaded(graph), empty()
     tokens = [int(t) for t in np.random.default_rng(3).integers(0, 50, 600)]
     one(graph, executable, states, tokens[:255])
     for k in range(255, 259):
@@ -167,7 +234,7 @@ def test_a_buffer_grows() -> None:
 
 def test_max_length() -> None:
     graph = step_graph(Decoder())
-    executable, states = loaded(graph, max_length=6), {}
+    executable, states = loaded(graph, max_length=6), empty()
     one(graph, executable, states, [1, 2, 3, 4])
     kept = dict(states)
     with pytest.raises(InputError, match=r"room for 6 tokens \(max_length\); 4 are in them and 3 more"):
@@ -178,7 +245,7 @@ def test_max_length() -> None:
 
 def test_states_that_the_caller_changes() -> None:
     graph = step_graph(Decoder())
-    executable, states = loaded(graph), {}
+    executable, states = loaded(graph), empty()
     one(graph, executable, states, [1, 2, 3, 4])
     other = dict(states)  # another row of generation from the same start
     close(one(graph, executable, states, [5]), fresh(graph, [1, 2, 3, 4, 5]))
@@ -209,7 +276,7 @@ def test_rows_in_another_order_and_number() -> None:
 
 def test_a_failed_run_leaves_the_states() -> None:
     graph = step_graph(Decoder())
-    executable, states = loaded(graph), {}
+    executable, states = loaded(graph), empty()
     one(graph, executable, states, [1, 2, 3])
     with pytest.raises(AttncError, match="step"):
         one(graph, executable, states, [999])
@@ -220,7 +287,7 @@ def test_from_a_folder(tmp_path: Path) -> None:
     options = Options(threads=1)
     graph = step_graph(Decoder())
     BACKEND.build(lowered(graph, options), tmp_path, options)
-    executable, states = BACKEND.load(lowered(graph, options), tmp_path, options), {}
+    executable, states = BACKEND.load(lowered(graph, options), tmp_path, options), empty()
     one(graph, executable, states, [1, 2, 3])
     close(one(graph, executable, states, [4]), fresh(graph, [1, 2, 3, 4]))
 

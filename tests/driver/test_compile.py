@@ -80,7 +80,7 @@ def test_targets_that_do_not_work(fake: str, graph: Graph) -> None:
 
 
 def test_options(fake: str, graph: Graph) -> None:
-    with pytest.raises(UsageError, match="cache insertion is not available in this version"):
+    with pytest.raises(UsageError, match="takes no tokens along a size that varies"):
         attnc.compile(graph, fake, cache=True)
     for option in ({"opset": 0}, {"threads": -1}, {"threads": 1.5}, {"opset": True}):
         with pytest.raises(UsageError, match=f"{next(iter(option))} must be a whole number"):
@@ -182,7 +182,7 @@ def test_report_round_trips_and_reads(fake: str, graph: Graph) -> None:
     report.attentions.append(
         AttentionReport("l0", 8, 2, 64, 0.125, "{[b,h,i,j] : j <= i}", "causal", "tanh(s)", ("bias",))
     )
-    report.caches.append(CacheReport("k0", "float32[b, 0, 64]", "causal"))
+    report.caches.append(CacheReport("k0", "float32[b, past, 64]", "causal", "append", "node 2", "256*b*length"))
     report.refusals.append(RefusalReport("cache", "node 3", "it leaks"))
     report.differences["odd"] = Difference(float("inf"), float("inf"), 1e-4, 3)
     back = Report.from_dict(json.loads(json.dumps(report.to_dict(), allow_nan=False)))
@@ -193,7 +193,7 @@ def test_report_round_trips_and_reads(fake: str, graph: Graph) -> None:
         "mask: causal = {[b,h,i,j] : j <= i}",
         "score: tanh(s)",
         "reads: bias",
-        "k0: float32[b, 0, 64]; causal",
+        "k0 (append): float32[b, past, 64], 256*b*length bytes; causal",
         "cache at node 3: it leaks",
         "odd: inf absolute, inf relative: above the tolerance of 0.0001, 3 undefined elements left out",
     ):

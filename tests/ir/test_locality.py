@@ -19,7 +19,7 @@ WITHOUT_RULE = OWN_RULE | {"cond", "dynamic_reshape", "extent", "loop", "nonzero
 
 
 def other(x: Array, axis: int, at: int, rng: np.random.Generator) -> Array:
-    """x with other entries at one place of an axis; indices become those of other places, so that they stay in range."""
+    """x with other entries at one place of an axis; indices become those of other places, and so stay in range."""
     changed = np.moveaxis(x.copy(), axis, 0)
     if x.dtype.kind == "b":
         changed[at] = ~changed[at]
@@ -60,7 +60,9 @@ def test_results_change_where_the_operand_does(op: Operator) -> None:
                     after = evaluate(graph, {**feeds, value.name: x}, precision=DType.FLOAT64, states=dict(states))
                     for name, want in before.items():
                         same = np.delete(after[name], at, place), np.delete(want, at, place)
-                        np.testing.assert_array_equal(*same, err_msg=f"{op}, {value} axis {axis} at {at}, result {name}")
+                        np.testing.assert_array_equal(
+                            *same, err_msg=f"{op}, {value} axis {axis} at {at}, result {name}"
+                        )
 
 
 def test_some_axis_is_followed() -> None:
