@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from ..ir import Graph, Node, UsageError, verify
-from ..passes.base import Pass, Refusal
+from ..passes.base import Pass, Refusal, Replaced
 from ..passes.canonicalise import canonicalise
+from ..passes.fold_views import fold_views
 from ..passes.fuse_attention import fuse_attention
 from ..passes.fuse_ffn import fuse_ffn
 from ..passes.fuse_norm import fuse_norm
@@ -27,6 +28,7 @@ OPTIMISE: tuple[tuple[str, Pass], ...] = (
     ("fuse-norm", fuse_norm),
     ("fuse-rope", fuse_rope),
     ("fuse-ffn", fuse_ffn),
+    ("fold-views", fold_views),
     ("tidy-layers", canonicalise),
 )
 """What every target gets, in order. A pass's name is what ``inspect --after`` takes."""
@@ -61,6 +63,7 @@ class Outcome:
     graph: Graph
     notes: dict[str, list[str]] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
+    replaced: list[Replaced] = field(default_factory=list)
 
 
 def run(
@@ -82,6 +85,7 @@ def run(
             verify(outcome.graph, after=name)
         outcome.notes[name] = list(result.notes)
         outcome.refusals += result.refusals
+        outcome.replaced += result.replaced
         if name == stop_after:
             break
     return outcome
