@@ -1,7 +1,9 @@
-"""How long the compiler itself takes: build, print, parse, compile, export and import of Llama-shaped graphs.
+"""How long the compiler itself takes: build, print, parse, compile, export and import of Llama-shaped graphs, and each
+pass on the graph imported with plain operators.
 
-The graphs have the operators and layers of a real Llama but narrow weights, so that times are those of the compiler and
-not of copying weights.
+Times are processor time, which other work on the machine disturbs least; everything timed runs on one core. The graphs
+have the operators and layers of a real Llama but narrow weights, so that times are those of the compiler and not of
+copying weights.
 
     python benchmarks/graph_time.py [--layers 1 10 30 100] [--profile]
 """
@@ -13,11 +15,15 @@ import cProfile
 import pstats
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attnc
+from attnc.backends.base import Options
+from attnc.driver import pipeline
+from attnc.driver.targets import find_backend
 from attnc.frontends.api import (
     Model,
     Rope,
@@ -71,6 +77,22 @@ def steps(layers: int, folder: Path) -> list[tuple[str, Callable[[], Any]]]:
     ]
 
 
+def pass_times(graph: attnc.Graph, target: str) -> dict[str, float]:
+    """Seconds of each pass on the way to a target, the verifier behind it included."""
+    taken: dict[str, float] = {}
+
+    @contextmanager
+    def timed(name: str) -> Iterator[None]:
+        start = time.process_time()
+        yield
+        taken[name] = time.process_time() - start
+
+    backend = find_backend(target)
+    lowering = pipeline.lowering(lambda node: backend.supports(node, Options()))
+    pipeline.run(graph.copy(), (*pipeline.OPTIMISE, *lowering), progress=timed)
+    return taken
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Times the compiler on Llama-shaped graphs.")
     parser.add_argument("--layers", type=int, nargs="+", default=[1, 10, 30, 100])
@@ -78,19 +100,26 @@ def main() -> None:
     options = parser.parse_args()
     attnc.compile(llama(1), target="ort-cpu")  # what is imported on first use is not timed
     table: dict[str, list[float]] = {}
+    passes: dict[str, list[float]] = {}
     sizes = []
     for layers in options.layers:
         with tempfile.TemporaryDirectory() as folder:
             profile = cProfile.Profile() if options.profile and layers == max(options.layers) else None
             for name, step in steps(layers, Path(folder)):
-                start = time.perf_counter()
+                start = time.process_time()
                 result = profile.runcall(step) if profile else step()
-                table.setdefault(name, []).append(time.perf_counter() - start)
+                table.setdefault(name, []).append(time.process_time() - start)
                 if name == "import opset 18":
                     sizes.append(len(result))
+                    imported = result
+        for name, seconds in pass_times(imported, "ort-cpu").items():
+            passes.setdefault(name, []).append(seconds)
     print(f"{'seconds':>18}" + "".join(f"{f'{n} layers':>14}" for n in options.layers))
     print(f"{'nodes imported':>18}" + "".join(f"{n:14}" for n in sizes))
     for name, times in table.items():
+        print(f"{name:>18}" + "".join(f"{t:14.2f}" for t in times))
+    print(f"\n{'passes, imported':>18}")
+    for name, times in passes.items():
         print(f"{name:>18}" + "".join(f"{t:14.2f}" for t in times))
     if profile:
         pstats.Stats(profile).sort_stats("tottime").print_stats(15)

@@ -212,27 +212,39 @@ def _show(text: str) -> None:
     "--cost", metavar="SIZES",
     help="Count multiply-adds and bytes: batch=1,seq=4096, or 'formulas' for expressions of the sizes.",
 )  # fmt: skip
+@click.option("--tiles", is_flag=True, help="Show which tiles of queries and keys each attention visits.")
+@click.option("--diff", is_flag=True, help="Show the operators before and after the passes side by side.")
 @click.option("--causality", is_flag=True, help="Say whether it can run step by step, or which node reads the future.")
 @_time
 @_target
 @_common
 def inspect_command(
-    model: str, after: str | None, cost: str | None, causality: bool, time: str | None, target: str, as_json: bool
+    model: str,
+    after: str | None,
+    cost: str | None,
+    tiles: bool,
+    diff: bool,
+    causality: bool,
+    time: str | None,
+    target: str,
+    as_json: bool,
 ) -> None:
     """Show what MODEL, or an artifact, is: sizes, operators, attentions; with --after the graph as text."""
     if causality:
-        if after is not None or cost is not None or artifact.is_artifact(Path(model)):
-            raise UsageError("--causality is for a model, without --after and --cost")
+        if after is not None or cost is not None or tiles or diff or artifact.is_artifact(Path(model)):
+            raise UsageError("--causality is for a model, and stands alone")
         data, text = describe_causality(model, time, progress_on_stderr())
         _emit(data, text, as_json)
         return
     sizes = None if cost is None else {} if cost == "formulas" else _sizes(tuple(cost.split(",")))
-    if sizes is not None and (after is not None or artifact.is_artifact(Path(model))):
-        raise UsageError("--cost is for a model, without --after")
+    for option, given in (("--cost", sizes is not None), ("--tiles", tiles), ("--diff", diff)):
+        if given and (after is not None or artifact.is_artifact(Path(model))):
+            raise UsageError(f"{option} is for a model, without --after")
     if after is None and artifact.is_artifact(Path(model)):
         data, text = describe_artifact(Path(model))
     else:
-        data, text = describe(model, after, functools.partial(_lowering, target), progress_on_stderr(), sizes)
+        lowering = functools.partial(_lowering, target)
+        data, text = describe(model, after, lowering, progress_on_stderr(), sizes, tiles, diff)
     _emit(data, text, as_json)
 
 

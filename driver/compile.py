@@ -78,7 +78,9 @@ def compile_graph(
         _check_data(graph)
     first = pipeline.run(graph, pipeline.OPTIMISE, progress=progress)
     report = Report(
-        attentions=attentions_of(first.graph), operators_before=model.operator_counts(), notes=dict(first.notes)
+        attentions=attentions_of(first.graph, first.replaced),
+        operators_before=model.operator_counts(),
+        notes=dict(first.notes),
     )
     graph, plan, prepare = first.graph, None, None
     if cache:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from ..passes.cost import cost
 from . import artifact, pipeline
 from .load import load
 from .report import Report, attentions_of
+from .tiling import tile_plans, tile_text
 from .weights import large_tensors
 
-__all__ = ["describe", "describe_artifact"]
+__all__ = ["describe", "describe_artifact", "difference"]
 
 
 def describe(
@@ -23,10 +25,13 @@ def describe(
     lowering: Callable[[], tuple[tuple[str, Pass], ...]] = tuple,
     progress: pipeline.Progress = pipeline.silent,
     sizes: Mapping[str, int] | None = None,
+    tiles: bool = False,
+    diff: bool = False,
 ) -> tuple[dict[str, Any], str]:
     """A model as data and as text: with ``after`` the graph after that pass, else what it holds. ``lowering`` gives the
     passes of a target, which are only needed when ``after`` names one. With ``sizes``, its cost too: as formulas of the
-    sizes that have no value."""
+    sizes that have no value. With ``tiles`` the tile plan of each attention, with ``diff`` a table of the operators
+    before and after."""
     known = pipeline.pass_names()
     if after is not None and after not in known:
         raise UsageError(f"there is no pass {after}; the passes are: {', '.join(known)}")
@@ -41,7 +46,7 @@ def describe(
         text = str(outcome.graph)
         return {"model": model, "after": after, **data, "graph": text}, text
     report = Report(
-        attentions=attentions_of(outcome.graph),
+        attentions=attentions_of(outcome.graph, outcome.replaced),
         operators_before=source.operator_counts(),
         operators_after=outcome.graph.operator_counts(),
         notes=outcome.notes,
@@ -51,13 +56,38 @@ def describe(
     weights = sum(tensor.nbytes for tensor in large_tensors(source))
     text = f"{model}: graph {source.name}\n{_interface_text(data)}weights: {_bytes(weights)}\n{report.text()}"
     text += f"operators after the passes: {counts}\n"
+    if diff:
+        text += difference(report.operators_before, report.operators_after)
     described = {"model": model, **data, "weight_bytes": weights, "report": report.to_dict()}
     if sizes is not None:
         with progress("counting"):
             costs = cost(outcome.graph, sizes)
         described["cost"] = costs.to_dict()
         text += costs.text()
+    if tiles:
+        with progress("deriving tiles"):
+            described["tiles"] = tile_plans(outcome.graph)
+        text += tile_text(described["tiles"])
     return described, text
+
+
+def difference(before: Mapping[str, int], after: Mapping[str, int]) -> str:
+    """The operators before and after as a table, ending in a newline: what has gone first, then what has come."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_footer=True)
+    table.add_column("operator", "all")
+    totals = sum(before.values()), sum(after.values())
+    for title, footer in (("before", totals[0]), ("after", totals[1]), ("change", totals[1] - totals[0])):
+        table.add_column(title, f"{footer:+}" if title == "change" else str(footer), justify="right")
+    for name in sorted({*before, *after}, key=lambda name: (after.get(name, 0) - before.get(name, 0), name)):
+        old, new = before.get(name, 0), after.get(name, 0)
+        table.add_row(name, str(old), str(new), f"{new - old:+}" if new != old else "")
+    written = StringIO()
+    Console(file=written, width=80, no_color=True, force_terminal=False).print(table)
+    return "\n".join(line.rstrip() for line in written.getvalue().strip("\n").split("\n")) + "\n"
 
 
 def describe_artifact(folder: Path) -> tuple[dict[str, Any], str]:

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from ..ir import Graph, Node, UsageError, verify
-from ..passes.base import Pass, PassResult, Refusal
-from ..passes.block_writes import block_writes
+from ..passes.base import Pass, PassResult, Refusal, Replaced
 from ..passes.canonicalise import canonicalise
 from ..passes.causal_forms import causal_forms
 from ..passes.dequantise import dequantise
+from ..passes.fold_views import fold_views
 from ..passes.fuse_attention import fuse_attention
 from ..passes.fuse_ffn import fuse_ffn
 from ..passes.fuse_norm import fuse_norm
@@ -26,12 +26,12 @@ LOAD = "load"
 
 OPTIMISE: tuple[tuple[str, Pass], ...] = (
     ("canonicalise", canonicalise),
-    ("block-writes", block_writes),
     ("fuse-attention", fuse_attention),
     ("tidy-attention", canonicalise),
     ("fuse-norm", fuse_norm),
     ("fuse-rope", fuse_rope),
     ("fuse-ffn", fuse_ffn),
+    ("fold-views", fold_views),
     ("causal-forms", causal_forms),
     ("tidy-layers", canonicalise),
 )
@@ -74,6 +74,7 @@ class Outcome:
     graph: Graph
     notes: dict[str, list[str]] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
+    replaced: list[Replaced] = field(default_factory=list)
 
 
 def run(
@@ -95,6 +96,7 @@ def run(
             verify(outcome.graph, after=name)
         outcome.notes[name] = list(result.notes)
         outcome.refusals += result.refusals
+        outcome.replaced += result.replaced
         if name == stop_after:
             break
     return outcome

@@ -6,15 +6,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..ir import Dim, Graph, Node
-from ..passes.base import Refusal
+from ..ir import Dim, Graph, Node, Value
+from ..passes.base import Refusal, Replaced
+from .scorewords import score_words
 
 __all__ = ["AttentionReport", "CacheReport", "Difference", "RefusalReport", "Report", "attentions_of"]
 
 
 @dataclass(frozen=True)
 class AttentionReport:
-    """One attention: where it comes from, its sizes, and what a query may see."""
+    """One attention: where it comes from, its sizes, what a query may see, and how well keys fit.
+
+    ``mask`` is the text of a set and ``where`` a condition beside it. ``score`` is an expression of s, ``inner`` the
+    product that s sums. ``empty`` says what a query without a visible key gets. ``loads`` names the tensors that
+    expressions read, ``load_kinds`` says of each what it is. ``replaced`` counts the operators that the attention
+    stands for, by name, of which ``shared`` are counted at other attentions too.
+    """
 
     node: str
     heads: int | str
@@ -25,6 +32,47 @@ class AttentionReport:
     mask_words: str
     score: str
     loads: tuple[str, ...] = ()
+    value_dim: int | str = 0
+    where: str | None = None
+    score_words: str = ""
+    inner: str = "q * k"
+    normalise: str = "softmax"
+    empty: str = "zeros"
+    sink: str | None = None
+    weights: bool = False
+    load_kinds: dict[str, str] = field(default_factory=dict)
+    replaced: dict[str, int] = field(default_factory=dict)
+    shared: int = 0
+
+    def lines(self) -> list[str]:
+        """For people, a line each."""
+        heads = f"{self.heads} heads" + (f" on {self.kv_heads} key heads" if self.kv_heads != self.heads else "")
+        values = f", values of width {self.value_dim}" if self.value_dim not in (0, self.head_dim) else ""
+        lines = [f"{self.node}: {heads} of width {self.head_dim}{values}, scale {self.scale:g}"]
+        lines.append(f"  mask: {self.mask_words}" + (f" = {self.mask}" if self.mask else ""))
+        if self.score != "s":
+            lines.append(f"  score: {self.score_words or self.score}")
+            lines += [f"    = {self.score}"] if self.score_words not in ("", self.score) else []
+        if self.inner != "q * k":
+            lines.append(f"  each s sums: {self.inner}")
+        if self.normalise != "softmax":
+            lines.append(f"  weights: {_NORMALISE[self.normalise]}")
+        if self.sink is not None:
+            lines.append(f"  sink: {self.sink}")
+        if self.empty != "zeros":
+            lines.append(f"  a query without a key gets: {_EMPTY[self.empty]}")
+        if self.weights:
+            lines.append("  its weights are read too")
+        lines += [f"  reads {name}: {self.load_kinds.get(name, 'a tensor')}" for name in self.loads]
+        if self.replaced:
+            counts = ", ".join(f"{count} {name}" for name, count in self.replaced.items())
+            shared = f" ({self.shared} of them for other attentions too)" if self.shared else ""
+            lines.append(f"  replaced {sum(self.replaced.values())} operators{shared}: {counts}")
+        return lines
+
+
+_EMPTY = {"mean": "the mean of all values", "nan": "NaN", "zeros": "zeros"}
+_NORMALISE = {"sum": "scores divided by their sum", "none": "the scores themselves"}
 
 
 @dataclass(frozen=True)
@@ -120,14 +168,7 @@ class Report:
         ]
         lines += [f"  {name}: {'; '.join(notes)}" for name, notes in self.notes.items() if notes]
         lines.append(f"attentions: {len(self.attentions) or 'none'}")
-        for a in self.attentions:
-            heads = f"{a.heads} heads" + (f" on {a.kv_heads} key heads" if a.kv_heads != a.heads else "")
-            lines.append(f"  {a.node}: {heads} of width {a.head_dim}, scale {a.scale:g}")
-            lines.append(f"    mask: {a.mask_words}" + (f" = {a.mask}" if a.mask else ""))
-            if a.score != "s":
-                lines.append(f"    score: {a.score}")
-            if a.loads:
-                lines.append(f"    reads: {', '.join(a.loads)}")
+        lines += [f"  {line}" for a in self.attentions for line in a.lines()]
         if self.caches:
             lines.append(f"caches: {len(self.caches)}")
             lines += [f"  {c.state} ({c.kind}): {c.type}, {c.size or '?'} bytes; {c.proof}" for c in self.caches]
@@ -146,27 +187,59 @@ def _difference_text(d: Difference) -> str:
     return f"{d.absolute:.3g} absolute, {d.relative:.3g} relative: {verdict}{undefined}"
 
 
-def attentions_of(graph: Graph) -> list[AttentionReport]:
-    """Every ``attention`` node of a graph and its regions, in execution order."""
-    return [_attention(node) for node in graph.walk() if node.op.name == "attention"]
+def attentions_of(graph: Graph, replaced: Iterable[Replaced] = ()) -> list[AttentionReport]:
+    """Every ``attention`` node of a graph and its regions, in execution order. ``replaced`` is what the passes told."""
+    known: dict[str, list[Replaced]] = {}
+    for entry in replaced:
+        known.setdefault(entry.node, []).append(entry)
+    result = []
+    for node in graph.walk():
+        if node.op.name == "attention":
+            entries = known.get(node.source)
+            result.append(_attention(node, entries.pop(0) if entries else None))
+    return result
 
 
-def _attention(node: Node) -> AttentionReport:
-    q, k = node.operands[0], node.operands[1]
-    mask, where = node.attr("mask"), node.attr("where")
+def _attention(node: Node, replaced: Replaced | None) -> AttentionReport:
+    q, k, v = node.operands[:3]
+    mask, where, sink = node.attr("mask"), node.attr("where"), node.attr("sink")
     words = [mask.words()] if mask is not None else []
     words += [f"where {where}"] if where is not None else []
+    loads = dict(zip(node.attr("loads"), node.operands[3:], strict=True))
+    fixed = {name for name, x in loads.items() if x.constant is not None}
+    score, scale, inner = node.attr("score"), float(node.attr("scale")), str(node.attr("inner"))
     return AttentionReport(
         node=node.source or str(node.output),
         heads=_size(q.type.shape[1]),
         kv_heads=_size(k.type.shape[1]),
         head_dim=_size(q.type.shape[3]),
-        scale=float(node.attr("scale")),
+        scale=scale,
         mask=mask.text if mask is not None else None,
         mask_words=" and ".join(words) or "none: every query sees every key",
-        score=str(node.attr("score")),
-        loads=tuple(node.attr("loads")),
+        score=str(score),
+        loads=tuple(loads),
+        value_dim=_size(v.type.shape[3]),
+        where=None if where is None else str(where),
+        score_words=score_words(score, scale, fixed, "q·k" if inner == "q * k" else f"sum({inner})"),
+        inner=inner,
+        normalise=node.attr("normalise"),
+        empty=node.attr("empty"),
+        sink=None if sink is None else str(sink),
+        weights=bool(node.attr("weights")),
+        load_kinds={name: _kind(x) for name, x in loads.items()},
+        replaced={} if replaced is None else dict(replaced.operators),
+        shared=0 if replaced is None else replaced.shared,
     )
+
+
+def _kind(value: Value) -> str:
+    """What a tensor is: ``input attention_mask: int64[batch, seq]``, ``constant float32[4]``, ``computed by …``."""
+    if value.constant is not None:
+        return f"constant {value.type}"
+    node = value.producer
+    if node is None:
+        return f"input {value.name}: {value.type}"
+    return f"computed by {node.op.name}{f' at {node.source}' if node.source else ''}: {value.type}"
 
 
 def _size(d: Dim) -> int | str:

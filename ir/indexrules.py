@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from .affine import dim_expr
 from .dims import Dim, product
@@ -135,8 +138,7 @@ def cast_element(elements: Elements) -> Expr | None:
     if isinstance(x, Const):
         if source.is_float and not target.is_float:
             return None
-        exact = float(target.numpy.type(x.value)) == x.value
-        return as_number(x, target) if exact else None
+        return _cast_number(x, target)
     if source.is_integer:
         if source not in _WIDE:
             return x if target in _WIDE else None
@@ -148,7 +150,26 @@ def cast_element(elements: Elements) -> Expr | None:
     if target in _WIDE:  # towards zero
         up = -call("floor", -x)
         return call("floor", x) if _is_nonnegative_float(x) else call("where", x < 0, up, call("floor", x))
-    return x if target.is_float and target.bits > source.bits else None
+    if target.is_float and target.bits > source.bits:
+        return x
+    return _cast_number(x, target)
+
+
+def _cast_number(x: Expr, target: DType) -> Expr | None:
+    """A choice of numbers in another dtype, where each is the same there or too large in size and so infinite."""
+    from .expr import Call
+
+    if isinstance(x, Call) and x.fn == "where":
+        condition, *choices = x.args
+        first, second = (_cast_number(part, target) for part in choices)
+        return None if first is None or second is None else call("where", condition, first, second)
+    if not isinstance(x, Const):
+        return None
+    with np.errstate(over="ignore"):
+        there = float(np.asarray(x.value).astype(target.numpy))
+    if math.isinf(there) and target.is_float:
+        return Const(there)
+    return as_number(x, target) if there == x.value else None
 
 
 def _is_nonnegative_float(x: Expr) -> bool:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..ir import Builder, Expr, Graph, Node, Value
+from ..ir.affine import dim_expr
 from ..ir.dims import product
 from ..ir.elements import IndexAnalysis
-from ..ir.expr import Load, loads, walk
+from ..ir.expr import Const, Load, Var, call, loads, substitute, walk
 from .attention_parts import Operand, Parts, RefusedError, rearranged
 from .layout import Atom, Axes, LayoutError, atoms_of, axes_of, backward, forward, parse_axis, scalar
 from .scores import Score, ScoreError, score_of
 from .softmax import Softmax
 
-__all__ = ["Match"]
+__all__ = ["BranchingError", "Match"]
 
 
 @dataclass(eq=False)
@@ -23,6 +24,22 @@ class _Weights:
     value: Value
     axes: Axes
     guarded: bool
+    path: tuple[Node, ...] = ()
+    """The nodes from the softmax, which is the first, to here."""
+
+    def then(self, value: Value, axes: Axes, guarded: bool | None = None) -> _Weights:
+        """The weights behind the node that makes ``value``."""
+        assert value.producer is not None
+        return _Weights(value, axes, self.guarded if guarded is None else guarded, (*self.path, value.producer))
+
+
+class BranchingError(Exception):
+    """Says that several products read the same weights: ``branches`` behind the nodes of ``path``."""
+
+    def __init__(self, path: tuple[Node, ...], branches: list[Node]) -> None:
+        super().__init__()
+        self.path = path
+        self.branches = branches
 
 
 @dataclass(eq=False)
@@ -35,7 +52,9 @@ class Match:
     kept: list[_Weights] = field(default_factory=list)
     """The weights that others than the contraction read."""
     _sink_axis: int | None = None
-    """The axis of the keys when a sink lies behind them."""
+    """The axis of the keys when a sink lies behind them …"""
+    _sink_first: bool = False
+    """… or before them."""
 
     def fuse(self) -> None:
         """Replaces the attention around the softmax. Raises RefusedError and LayoutError."""
@@ -51,17 +70,36 @@ class Match:
             element = element * self.softmax.factor
         # Beside a sink, the scores of the keys themselves.
         shape = tuple(product([a.size for a in atoms_of([axis])]) for axis in self.axes)
-        seen = element if self._sink_axis is None else self.analysis.simplifier(shape)(element)
+        seen = element
+        if self._sink_first:
+            seen = substitute(element, {f"x{self._sink_axis}": Var(f"x{self._sink_axis}") + 1})
+        if self._sink_axis is not None:
+            seen = self.analysis.simplifier(shape)(seen)
         load, node = self._product(seen)
         parts = self._parts(load, node)
-        score = self._score(element, seen, load, parts)
+        score = self._score(seen, load, node, parts, self._sink(element), weights.guarded)
         self._emit(weights, contraction, parts, score)
+
+    def _sink(self, element: Expr) -> Expr | None:
+        """The score of the sink over x0, x1, …: the last of ``element`` along the keys, or what is in the sum only."""
+        beside = self.softmax.sink
+        if self._sink_axis is None:
+            if not isinstance(beside, Value):
+                return None if beside is None else Const(beside)
+            skipped = len(self.axes) - beside.type.rank
+            moved: dict[str, Expr] = {f"x{k}": Var(f"x{k + skipped}") for k in range(beside.type.rank)}
+            score = substitute(self.analysis.element(beside), moved)
+            return call("log", score) if self.softmax.logged else score
+        if beside is not None:
+            raise RefusedError("it has a sink beside its scores and one in its sum")
+        place = Const(0) if self._sink_first else dim_expr(product([a.size for a in self.keys]))
+        return substitute(element, {f"x{self._sink_axis}": place})
 
     # -- from the weights to the values --------------------------------------------------------------------------
 
     def _contraction(self) -> tuple[_Weights, Node, int]:
         """The weights where they meet the values, and the operand that they are there."""
-        at = _Weights(self.softmax.output, self.axes, False)
+        at = _Weights(self.softmax.output, self.axes, self.softmax.guarded, (self.softmax.node,))
         while True:
             users = list(at.value.users)
             following = [(node, self._next(node, at)) for node in users]
@@ -78,14 +116,20 @@ class Match:
                     if rest or at.value.is_output:
                         self.kept.append(at)
                     return at, node, places[0]
+                if len(places) == 1:
+                    raise RefusedError("its weights are summed over another axis than the one they share out", node)
             if len(steps) == 1 and not products:
                 if rest or at.value.is_output:
                     self.kept.append(at)
                 at = steps[0][1]
                 continue
             if not steps and not products:
-                what = "an output of the model" if at.value.is_output else "nothing" if not rest else rest[0].op.name
+                names = list(dict.fromkeys(node.op.name for node in rest))
+                what = ", ".join(names + ["an output of the model"] * at.value.is_output) or "nothing"
                 raise RefusedError(f"its weights do not meet values in a contraction: they go to {what}")
+            branches = [node for node in users if node in products or node in {s for s, _ in steps}]
+            if len(branches) > 1:
+                raise BranchingError(at.path, branches)
             raise RefusedError(
                 "its weights are read in several places: " + ", ".join(node.op.name for node in users), users[-1]
             )
@@ -93,7 +137,7 @@ class Match:
     def _next(self, node: Node, at: _Weights) -> _Weights | None:
         """The weights behind a node that moves, converts or guards them."""
         if node.op.name == "cast" and node.output.type.dtype.is_float:
-            return _Weights(node.output, at.axes, at.guarded)
+            return at.then(node.output, at.axes)
         if node.op.name == "where" and len(node.operands) == 3:
             condition, first, second = node.operands
             asks = condition.producer
@@ -104,23 +148,22 @@ class Match:
                 and second is at.value
                 and scalar(first) == 0.0
             ):
-                return _Weights(node.output, at.axes, True)
+                return at.then(node.output, at.axes, True)
             return None
         if node.op.name == "slice" and self._drops_sink(node, at):
-            return _Weights(node.output, self.axes, at.guarded)
+            return at.then(node.output, self.axes)
         axes = forward(node, at.axes)
-        return None if axes is None else _Weights(node.output, axes, at.guarded)
+        return None if axes is None else at.then(node.output, axes)
 
     def _drops_sink(self, node: Node, at: _Weights) -> bool:
-        """Whether a slice takes all keys but the last, which then is a sink."""
-        whole = at.value.type.shape
-        if at.axes is not self.axes or self._sink_axis is not None:
+        """Whether a slice takes all keys but the last, or the first, which then is a sink."""
+        whole = at.value.type.shape[self.key_axis]
+        if at.axes is not self.axes or self._sink_axis is not None or node.attr("axes") != (self.key_axis,):
             return False
-        if node.attr("axes") != (self.key_axis,) or node.attr("starts") != (0,) or node.attr("steps") is not None:
+        (start,), (size,) = node.attr("starts"), node.attr("sizes")
+        if node.attr("steps") is not None or size != whole - 1 or start not in (0, 1):
             return False
-        if node.attr("sizes")[0] != whole[self.key_axis] - 1:
-            return False
-        self._sink_axis = self.key_axis
+        self._sink_axis, self._sink_first = self.key_axis, start == 1
         self.axes = axes_of(node.output.type.shape, "x")
         self.variables = {f"x{k}": atoms for k, atoms in enumerate(self.axes)}
         return True
@@ -223,11 +266,12 @@ class Match:
         rest = [a for a in atoms_of(self.axes) if a not in keys and a not in queries]
         return Parts.of(Operand(q, q_axes, own), Operand(k, k_axes, own), self.v, by_q * by_k, rest, queries, keys)
 
-    def _score(self, element: Expr, seen: Expr, load: Load, parts: Parts) -> Score:
+    def _score(self, seen: Expr, load: Load, node: Node, parts: Parts, sink: Expr | None, guarded: bool) -> Score:
+        dtype = self.softmax.output.dtype
+        made_of = _behind(node, self.softmax.node)
         try:
             return score_of(
-                self.analysis, element, seen, load, self.variables, parts.groups, self.softmax.output.dtype,
-                self._sink_axis,
+                self.analysis, seen, load, self.variables, parts.groups, dtype, sink, guarded, made_of
             )  # fmt: skip
         except ScoreError as error:
             raise RefusedError(str(error)) from None
@@ -273,3 +317,15 @@ class Match:
         return all(not v.uses and not v.is_output for v in node.outputs) or (
             bool(node.outputs) and all(self._is_chain(u) for v in node.outputs for u in v.users)
         )
+
+
+def _behind(node: Node, end: Node, limit: int = 500) -> set[Node]:
+    """The nodes that read ``node`` directly or by others, as far as ``end``."""
+    found: set[Node] = set()
+    stack = [node]
+    while stack and len(found) < limit:
+        for user in (u for v in stack.pop().outputs for u in v.users):
+            if user not in found and user is not end:
+                found.add(user)
+                stack.append(user)
+    return found

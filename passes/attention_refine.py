@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ..ir import Builder, Graph, Node, ShapeError
+from ..ir import Builder, Graph, Node, ShapeError, Value
 from ..ir.elements import IndexAnalysis, OpaqueError
 from ..ir.expr import rename_loads
 from ..ir.ops.attention import DOT
 from .attention_parts import Operand, Parts, RefusedError, rearranged
-from .layout import LayoutError, atoms_of, axes_of, backward
+from .layout import LayoutError, atoms_of, axes_of, backward, scalar
+from .patterns import made_by
 from .scores import ScoreError, score_again
 
 __all__ = ["refine"]
@@ -26,9 +27,18 @@ def refine(graph: Graph, node: Node, analysis: IndexAnalysis) -> bool:
 
 
 def _is_known(node: Node) -> bool:
-    """Whether nothing can be learnt: it loads nothing, and no operand is a repetition."""
+    """Whether nothing can be learnt: it loads nothing, no operand is a repetition and none is a product."""
     repeated = [v.producer for v in node.operands[1:3] if v.producer is not None]
-    return not node.attr("loads") and all(p.op.name not in ("reshape", "expand", "gather") for p in repeated)
+    scaled = any(_is_multiple(v) for v in node.operands[:2])
+    return not (scaled or node.attr("loads") or any(p.op.name in ("reshape", "expand", "gather") for p in repeated))
+
+
+def _is_multiple(value: Value) -> bool:
+    """Whether a value is another one times a number, before layout changes."""
+    while (node := made_by(value, "reshape", "transpose", "expand")) is not None:
+        value = node.operands[0]
+    node = made_by(value, "mul", "div")
+    return node is not None and any(scalar(v) is not None for v in node.operands)
 
 
 def _refined(graph: Graph, node: Node, analysis: IndexAnalysis) -> bool:
@@ -66,7 +76,7 @@ def _refined(graph: Graph, node: Node, analysis: IndexAnalysis) -> bool:
     if score is None:
         return False
     same = [rename_loads(e, names) if e is not None else None for e in (node.attr("score"), node.attr("where"))]
-    if same == [score.score, score.where] and new_k is k and new_v is v and score.scale == 1.0:
+    if same == [score.score, score.where] and new_k is k and new_v is v and score.scale == by_q == by_k == 1.0:
         return False
     values = [analysis.tensor(name) for name in score.loads]
     with graph.insert_before(node):

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ..ir import Graph, Node
 
-__all__ = ["Pass", "PassResult", "Refusal"]
+__all__ = ["Pass", "PassResult", "Refusal", "Replaced"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,16 @@ class Refusal:
         return cls(what, node.source or repr(node), reason)
 
 
+@dataclass(frozen=True)
+class Replaced:
+    """What a new node stands for: ``operators`` counts, by name, the nodes that died with it; ``shared`` of them fed
+    other new nodes too and are counted at each."""
+
+    node: str
+    operators: dict[str, int]
+    shared: int = 0
+
+
 @dataclass
 class PassResult:
     """The graph after a pass (the same object, changed in place), whether it changed, and what to report."""
@@ -32,6 +42,7 @@ class PassResult:
     changed: bool
     notes: list[str] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
+    replaced: list[Replaced] = field(default_factory=list)
 
 
 class Pass(Protocol):

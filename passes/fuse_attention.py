@@ -8,13 +8,15 @@ and a refusal says at which node and why.
 
 from __future__ import annotations
 
-from ..ir import Graph, ShapeError
+from ..ir import Graph, Node, ShapeError
 from ..ir.elements import IndexAnalysis, OpaqueError
-from .attention_match import Match
+from .attention_branches import branched
+from .attention_match import BranchingError, Match
 from .attention_parts import RefusedError
 from .attention_refine import refine
 from .base import PassResult, Refusal
 from .layout import LayoutError
+from .replaced import Neighbours, replaced_by
 from .softmax import Softmax, name_softmax, softmaxes
 
 __all__ = ["fuse_attention"]
@@ -38,22 +40,35 @@ def _fuse_region(graph: Graph, result: PassResult) -> None:
     size = len(graph)
     analyses = [IndexAnalysis(graph, limit=limit) for limit in LIMITS]
     named = [n for n in graph.nodes if n.op.name == "attention"]
+    neighbours = Neighbours(graph)
+    starts: dict[Node, str] = {node: node.source for node in named}
     fused = 0
-    for softmax in softmaxes(graph):
-        reason = _try(graph, softmax, analyses)
+    waiting = softmaxes(graph)[::-1]
+    while waiting:
+        softmax = waiting.pop()
+        try:
+            reason = _try(graph, softmax, analyses)
+        except BranchingError as error:
+            waiting += branched(graph, softmax, error)[::-1]
+            neighbours = Neighbours(graph)  # dead nodes are still among them
+            continue
         if reason is None:
             fused += 1
+            starts[softmax.node] = softmax.node.source
         else:
             result.refusals.append(Refusal.at(softmax.node, "attention", reason))
     refined = sum(refine(graph, node, analyses[0]) for node in named)
     result.changed |= bool(fused or refined)
     graph.remove_unused()
+    result.replaced += replaced_by(graph, neighbours, starts)
     if fused:
         result.notes.append(f"fused {fused} attention{'s' if fused > 1 else ''}, {size - len(graph)} operators fewer")
 
 
 def _try(graph: Graph, softmax: Softmax, analyses: list[IndexAnalysis]) -> str | None:
     """Fuses the attention of a softmax, or says why not."""
+    if softmax.reason:
+        return softmax.reason
     reason = ""
     for analysis in analyses:
         try:

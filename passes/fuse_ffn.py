@@ -1,8 +1,9 @@
 """Recognises the activations of feed-forward layers, and counts the gated ones.
 
-silu is x · sigmoid(x), and x / (1 + exp(-x)); gelu is 0.5 x (1 + erf(x / sqrt(2))), or with tanh its approximation, as
-products in any order. A constant counts as the number that it is when rounded to its own dtype, sqrt(2) in float32 as
-sqrt(2): the operator computes with the number, so that results may differ in the last place of that dtype.
+silu is x · sigmoid(alpha x), and x / (1 + exp(-alpha x)); gelu is 0.5 x (1 + erf(x / sqrt(2))), or with tanh its
+approximation, as products in any order. Models hold sqrt(2) and the like rounded to a float32, or to a half. What is
+near enough to be such a rounding is called gelu, and the operator carries the numbers that the model has (``scale``,
+``cubic``), so that nothing changes: with the exact ones in their place results would differ by 2e-8.
 """
 
 from __future__ import annotations
@@ -51,26 +52,53 @@ def _activation(graph: Graph, node: Node) -> str:
     return name
 
 
-_Found = tuple[str, Value, dict[str, str]]
+_Found = tuple[str, Value, dict[str, str | float]]
 
 
 def _silu(node: Node) -> _Found | None:
     x, y = node.operands
-    if node.op.name == "mul":
-        for a, b in ((x, y), (y, x)):
-            gate = made_by(b, "sigmoid")
-            if gate is not None and gate.operands[0] is a:
-                return "silu", a, {}
-        return None
-    total = made_by(y, "add")
-    if total is None:
-        return None
-    for k in (0, 1):
-        e = made_by(total.operands[1 - k], "exp")
-        minus = made_by(e.operands[0], "neg") if e is not None else None
-        if number(total.operands[k]) == 1 and minus is not None and minus.operands[0] is x:
-            return "silu", x, {}
+    if node.op.name == "div":
+        alpha = _one_plus_exp(y, x)
+        return _swish(x, alpha)
+    for a, b in ((x, y), (y, x)):
+        found = _swish(a, _sigmoid(b, a))
+        if found is not None:
+            return found
     return None
+
+
+def _swish(x: Value, alpha: float | None) -> _Found | None:
+    if alpha is None or not 0 < abs(alpha) < math.inf:
+        return None
+    return "silu", x, {"alpha": alpha} if alpha != 1 else {}
+
+
+def _sigmoid(value: Value, x: Value) -> float | None:
+    """alpha, where ``value`` is sigmoid(alpha x)."""
+    node = made_by(value, "sigmoid", "reciprocal", "div")
+    if node is None or (node.op.name == "div" and number(node.inputs[0]) != 1):
+        return None
+    return _multiple(node.operands[0], x) if node.op.name == "sigmoid" else _one_plus_exp(node.operands[-1], x)
+
+
+def _one_plus_exp(value: Value, x: Value) -> float | None:
+    """alpha, where ``value`` is 1 + exp(-alpha x)."""
+    total = made_by(value, "add")
+    for k in (0, 1) if total is not None else ():
+        assert total is not None
+        e = made_by(total.operands[1 - k], "exp")
+        minus = _multiple(e.operands[0], x) if e is not None else None
+        if minus is not None and number(total.operands[k]) == 1:
+            return -minus
+    return None
+
+
+def _multiple(value: Value, x: Value) -> float | None:
+    """The number that x is multiplied with to give ``value``."""
+    if value is x:
+        return 1.0
+    found, constant = factors(value, lambda v: v is not x)
+    return constant if len(found) == 1 and found[0] is x else None
 
 
 def _near(value: float, exact: float, like: Value) -> bool:
@@ -85,66 +113,68 @@ def _gelu(node: Node) -> _Found | None:
         return None
     for x, gate in (parts, reversed(parts)):
         total = made_by(gate, "add")
-        if total is None:
-            continue
-        for k in (0, 1):
-            if number(total.operands[k]) != 1:
-                continue
+        for k in (0, 1) if total is not None else ():
+            assert total is not None
             inner = made_by(total.operands[1 - k], "erf", "tanh")
-            if inner is None:
+            if inner is None or number(total.operands[k]) != 1:
                 continue
-            if inner.op.name == "erf" and _scaled(inner.operands[0], x, math.sqrt(0.5)):
-                return "gelu", x, {"approximate": "none"}
-            if inner.op.name == "tanh" and _is_cubic(inner.operands[0], x):
-                return "gelu", x, {"approximate": "tanh"}
+            approximate = inner.op.name == "tanh"
+            scale, cubic = _cubic(inner.operands[0], x) if approximate else (_multiple(inner.operands[0], x), None)
+            exact = math.sqrt(2 / math.pi) if approximate else math.sqrt(0.5)
+            if scale is None or not _near(scale, exact, x) or not (cubic is None or _near(cubic, 0.044715, x)):
+                continue
+            attrs: dict[str, str | float] = {"approximate": "tanh"} if approximate else {}
+            for name, has, means in (("scale", scale, exact), ("cubic", cubic, 0.044715)):
+                if has is not None and abs(has - means) > 1e-15 * means:
+                    attrs[name] = has
+            return "gelu", x, attrs
     return None
 
 
-def _scaled(value: Value, x: Value, by: float) -> bool:
+def _cubic(value: Value, x: Value) -> tuple[float | None, float | None]:
+    """(a, b), where ``value`` is a (x + b x³), also as a x (1 + b x²) and as a x + a b x³; None where it is not."""
     found, constant = factors(value, lambda v: v is not x)
-    return len(found) == 1 and found[0] is x and _near(constant, by, x)
-
-
-def _is_cubic(value: Value, x: Value) -> bool:
-    """sqrt(2/pi) (x + 0.044715 x³), also as sqrt(2/pi) x (1 + 0.044715 x²)."""
-    found, constant = factors(value, lambda v: v is not x)
-    if not _near(constant, math.sqrt(2 / math.pi), x):
-        return False
     rest = [v for v in found if v is not x]
     total = made_by(rest[0], "add") if len(rest) == 1 and len(found) <= 2 else None
     if total is None:
-        return False
-    power = 3 if len(found) == 1 else 2
+        return None, None
+    outside = len(found) - 1
     for first, second in (total.operands, reversed(total.operands)):
-        leads = first is x if power == 3 else number(first) == 1
-        if leads and _is_power(second, x, power):
-            return True
-    return False
+        (low, lead), (high, by) = _power(first, x), _power(second, x)
+        if (low + outside, high + outside) == (1, 3) and lead:
+            return constant * lead, by / lead
+    return None, None
 
 
-def _is_power(value: Value, x: Value, power: int) -> bool:
-    """Whether ``value`` is 0.044715 times a power of x."""
-    found, constant = factors(value, lambda v: v is not x)
-    have = 0
+def _power(value: Value, x: Value) -> tuple[int, float]:
+    """The power of x that ``value`` is, and the number before it; the power is negative where it is none."""
+    found, constant = ([x], 1.0) if value is x else factors(value, lambda v: v is not x)
+    power = 0
     for part in found:
         raised = made_by(part, "pow") if part is not x else None
         exponent = number(raised.inputs[1]) if raised is not None and raised.operands[0] is x else None
-        have += 1 if part is x else int(exponent) if exponent in (2.0, 3.0) else 100
-    return have == power and _near(constant, 0.044715, x)
+        if part is not x and exponent not in (2.0, 3.0):
+            return -100, constant
+        power += 1 if part is x else int(exponent or 0)
+    return power, constant
 
 
 _ACTIVATIONS = ("silu", "gelu", "relu", "sigmoid", "tanh")
 
 
 def _projection(value: Value) -> Node | None:
-    """The product with a weight that makes ``value``, behind a bias, a cut or another view."""
-    while (view := made_by(value, "reshape", "slice")) is not None:
-        value = view.operands[0]
-    node = made_by(value, "add", "matmul")
-    if node is not None and node.op.name == "add":
-        sums = [made_by(v, "matmul") for v in node.operands]
-        node = next((s for s in sums if s is not None), None)
-    return node
+    """The product with a weight that makes ``value``, behind a bias, a cut, a bound or another view."""
+    for _ in range(8):
+        node = made_by(value, "reshape", "slice", "add", "min", "max", "matmul")
+        if node is None or node.op.name == "matmul":
+            return node
+        operands = [v for v in node.operands if number(v) is None]
+        if len(operands) == 2:
+            operands = [v for v in operands if made_by(v, "matmul", "reshape") is not None and v.constant is None]
+        if len(operands) != 1:
+            return None
+        value = operands[0]
+    return None
 
 
 def _is_gated(node: Node) -> bool:
@@ -157,15 +187,38 @@ def _is_gated(node: Node) -> bool:
             continue
         first, second = _projection(gate.operands[0]), _projection(b)
         if first is not None and second is not None and first.operands[0] is second.operands[0]:
-            return any(user.op.name == "matmul" for user in node.output.users)
+            views = [user.output for user in node.output.users if user.op.name == "reshape"]
+            return any(user.op.name == "matmul" for value in (node.output, *views) for user in value.users)
     return False
+
+
+_BEHIND = frozenset(
+    {"reshape", "transpose", "slice", "cast", "add", "mul", "div", "reduce_sum", "layer_norm", "rms_norm"}
+)
+
+
+def _ends_in_product(value: Value, depth: int = 8) -> bool:
+    """Whether ``value`` is a product with a weight, behind biases, gates, scales, sums of experts and norms."""
+    node = value.producer
+    if node is None or value is not node.output or depth == 0:
+        return False
+    if node.op.name == "matmul":
+        return True
+    return node.op.name in _BEHIND and any(_ends_in_product(v, depth - 1) for v in node.operands)
 
 
 def _is_residual(node: Node) -> bool:
-    """x + f(x), where f(x) ends in a projection and x is read elsewhere too."""
+    """x + f(x), where f(x) ends in a projection and x is read elsewhere too (He et al. 2015)."""
     if node.op.name != "add":
         return False
     for a, b in (node.operands, reversed(node.operands)):
-        if _projection(b) is not None and a.constant is None and len(a.uses) > 1 and a.type == node.output.type:
+        carried = a.constant is None and len(a.uses) > 1 and a.type == node.output.type == b.type
+        if carried and _ends_in_product(b) and not _reads(a, b):
             return True
     return False
+
+
+def _reads(value: Value, other: Value) -> bool:
+    """Whether ``value`` itself is made from ``other`` by a bias or a view."""
+    node = value.producer
+    return node is not None and other in node.operands

@@ -2,13 +2,19 @@
 
 Both divide by the root of a mean square: y = z / sqrt(mean(z²) + eps), where z is x - mean(x) or x itself. The pass
 starts at that root, and takes what follows (a weight, a bias, the cast back to a half precision) as far as it is part
-of the operator. Sums divided by a size are means; a mean of squares less a squared mean is left alone, for it rounds
-in another way.
+of the operator. Sums divided by a size are means. TensorFlow's x r + (bias - mean(x) r), r being the weight by the
+root, is the same product taken apart.
+
+The variance may also be written E[x²] - E[x]². That is the same number, but where the mean is large beside the
+deviation it rounds badly, down to the root of a negative number; the operator takes the mean of the squared deviations
+and is right there too. Such norms are fused, and the notes count them. Not fused, for they are other functions: eps
+added to the root and not under it, and a variance with n - 1 in the place of n.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from ..ir import DType, Graph, Node, ShapeError, Value
 from ..ir.operator import broadcast
@@ -20,47 +26,71 @@ __all__ = ["fuse_norm"]
 
 def fuse_norm(graph: Graph) -> PassResult:
     """Replaces the nodes of each norm by one ``layer_norm`` or ``rms_norm``."""
-    counts = {"layer_norm": 0, "rms_norm": 0}
+    counts = {"layer_norm": 0, "rms_norm": 0, "moments": 0}
     refusals: list[Refusal] = []
     for part in regions(graph):
         for node in list(part.nodes):
             if node.op.name in ("sqrt", "pow") and any(v.name in part.values for v in node.outputs):
-                _try(part, node, counts, refusals)
+                refusals += _try(part, node, counts)
         part.remove_unused()
+    moments = counts.pop("moments")
     notes = [f"fused {name}: {count}" for name, count in counts.items() if count]
-    return PassResult(graph, bool(notes), notes, refusals)
+    if moments:
+        notes.append(f"variances written E[x²] - E[x]² and now taken as mean squared deviations: {moments}")
+    return PassResult(graph, any(counts.values()), notes, refusals)
 
 
-def _try(graph: Graph, root: Node, counts: dict[str, int], refusals: list[Refusal]) -> None:
-    """The norm around the root of a mean square."""
+def _try(graph: Graph, root: Node, counts: dict[str, int]) -> list[Refusal]:
+    """Fuses what is divided by the root of a mean square; why not, when nothing could be fused."""
     power = 0.5 if root.op.name == "sqrt" else number(root.inputs[1])
     if power not in (0.5, -0.5):
-        return
-    found = _mean_square(root.operands[0])
-    if found is None:
-        return
-    squared, mean, eps = found
-    quotients = list(_quotients(root.output, power < 0))
-    if not quotients:
-        refusals.append(Refusal.at(root, "norm", "nothing is divided by the root of this mean square"))
+        return []
+    found = _spread(root.operands[0])
+    if isinstance(found, str):
+        return [Refusal.at(root, "norm", found)] if found else []
+    quotients = _quotients(root.output, power < 0)
+    reasons = [] if quotients else [_no_quotient(root)]
+    axis = _first_axis(found.mean)
+    if axis is None:
+        reasons = [f"the mean goes over axes {list(found.mean.attr('axes') or ())} of {found.mean.operands[0].type}, "
+                   "which are not the last"]  # fmt: skip
+        quotients = []
+    fused = 0
     for numerator, result, scale in quotients:
-        axis = _first_axis(mean)
-        if numerator is not squared:
-            reason = f"{numerator} is divided by the root of the mean square of {squared}"
-            refusals.append(Refusal.at(root, "norm", reason))
-        elif axis is None:
-            refusals.append(Refusal.at(root, "norm", f"the mean goes over axes {list(mean.attr('axes') or ())} of "
-                                                     f"{mean.operands[0].type}, which are not the last"))  # fmt: skip
-        elif result.type == numerator.type:
-            name = _fuse(graph, numerator, axis, eps, result, scale)
-            if name is None:
-                refusals.append(Refusal.at(root, "norm", f"{scale} is no weight over the last axes of {numerator}"))
-            else:
-                counts[name] += 1
+        if result.type != found.x.type or not (result.uses or result.is_output):
+            continue
+        reason, name = _one(graph, found, axis or 0, numerator, result, scale)
+        if reason:
+            reasons.append(reason)
+        elif name:
+            counts[name] += 1
+            fused += 1
+    counts["moments"] += fused if found.moments else 0
+    return [] if fused else [Refusal.at(root, "norm", reason) for reason in reasons]
 
 
-def _mean_square(value: Value) -> tuple[Value, Node, float] | None:
-    """z, the reduction and eps of mean(z²) + eps, the reduced axes kept as size 1."""
+def _no_quotient(root: Node) -> str:
+    for user in root.output.users:
+        if user.op.name in ("add", "max") and any(number(v) is not None for v in user.operands):
+            return f"{user.op.name} changes the root itself: the operator adds its eps under the root"
+    return "nothing is divided by the root of this mean square"
+
+
+@dataclass
+class _Spread:
+    """The mean square that a root is taken of: of x, or of its deviation from the mean."""
+
+    x: Value
+    centred: bool
+    mean: Node
+    """The reduction."""
+    eps: float
+    moments: bool = False
+    """Whether it is written E[x²] - E[x]²."""
+
+
+def _spread(value: Value) -> _Spread | str:
+    """What ``value`` is the mean square of; else why not, with nothing to say where it does not look like one."""
     eps = 0.0
     added = made_by(value, "add")
     if added is not None:
@@ -69,16 +99,66 @@ def _mean_square(value: Value) -> tuple[Value, Node, float] | None:
             if known is not None and added.operands[1 - k].type == value.type:
                 eps, value = known, added.operands[1 - k]
     if not eps >= 0:
-        return None
+        return ""
+    bound = made_by(value, "max", "relu")
+    if bound is not None and (bound.op.name == "relu" or any(number(v) == 0 for v in bound.operands)):
+        # A mean square is never negative; only E[x²] - E[x]² can be so by rounding.
+        value = next((v for v in bound.operands if number(v) is None and v.type == value.type), value)
+    difference = made_by(value, "sub")
+    if difference is not None:
+        return _moments(difference, eps)
     mean = _mean(value)
     if mean is None:
-        return None
-    square = made_by(mean.operands[0], "mul", "pow")
+        return _wrong_mean(value)
+    z = _squared(mean.operands[0])
+    if z is None:
+        return ""
+    x = _centre(z, mean)
+    return _Spread(z if x is None else x, x is not None, mean, eps)
+
+
+def _moments(difference: Node, eps: float) -> _Spread | str:
+    """E[x²] - E[x]²."""
+    square, mean = _mean(difference.operands[0]), _squared(difference.operands[1])
+    x = _squared(square.operands[0]) if square is not None else None
+    first = _mean(mean) if mean is not None else None
+    if square is None or x is None or first is None:
+        return ""
+    if first.operands[0] is not x or _axes(first) != _axes(square):
+        return ""
+    return _Spread(x, True, square, eps, moments=True)
+
+
+def _squared(value: Value) -> Value | None:
+    """z, where ``value`` is z²."""
+    square = made_by(value, "mul", "pow")
     if square is None:
         return None
     z, other = square.operands
     is_square = z is other if square.op.name == "mul" else number(other) == 2
-    return (z, mean, eps) if is_square and z.type == square.output.type else None
+    return z if is_square and z.type == value.type else None
+
+
+def _centre(z: Value, like: Node) -> Value | None:
+    """x, where z is x less its mean over the axes of the reduction ``like``."""
+    node = made_by(z, "sub")
+    mean = _mean(node.operands[1]) if node is not None else None
+    if node is None or mean is None or mean.operands[0] is not node.operands[0] or _axes(mean) != _axes(like):
+        return None
+    x = node.operands[0]
+    return x if x.type == z.type else None
+
+
+def _wrong_mean(value: Value) -> str:
+    """Why a sum of squares by a number is no mean of squares."""
+    scaled = made_by(value, "div", "mul")
+    for k in (0, 1) if scaled is not None else ():
+        assert scaled is not None
+        total, by = made_by(scaled.operands[1 - k], "reduce_sum"), number(scaled.operands[k])
+        if total is not None and by is not None and _squared(total.operands[0]) is not None:
+            how = "divided by" if scaled.op.name == "div" else "multiplied with"
+            return f"a sum of squares is {how} {by:g}, which does not make it the mean over axes {_axes(total)}"
+    return ""
 
 
 def _mean(value: Value) -> Node | None:
@@ -161,34 +241,76 @@ def _is_weight(value: Value, inverse: Value) -> bool:
     return value.constant is not None and value.type.rank < inverse.type.rank
 
 
-def _fuse(graph: Graph, z: Value, axis: int, eps: float, result: Value, scale: Value | None) -> str | None:
-    """Puts the operator in the place of the quotient ``result`` and of what follows it; None where it does not fit."""
-    x = z
-    centred = made_by(z, "sub")
-    if centred is not None:
-        minuend, mean = centred.operands[0], _mean(centred.operands[1])
-        same = mean is not None and mean.operands[0] is minuend and _first_axis(mean) == axis
-        x = minuend if same and minuend.type == z.type else z
-    name = "rms_norm" if x is z else "layer_norm"
-    last = result
+def _one(
+    graph: Graph, found: _Spread, axis: int, numerator: Value, result: Value, scale: Value | None
+) -> tuple[str, str]:
+    """Fuses one quotient: (why not, the operator)."""
+    if found.centred and numerator is found.x:
+        return _taken_apart(graph, found, axis, result, scale)
+    deviation = _centre(numerator, found.mean)
+    if (deviation if found.centred else numerator) is not found.x:
+        if _is_mean_of(numerator, found):
+            return "", ""  # a part of the norm that is taken apart
+        what = f"the deviation of {found.x}" if found.centred else str(found.x)
+        return f"{numerator} is divided by the root of the mean square of {what}", ""
+    return _fuse(graph, found, axis, result, scale)
+
+
+def _is_mean_of(value: Value, found: _Spread) -> bool:
+    mean = _mean(value)
+    return mean is not None and mean.operands[0] is found.x and _axes(mean) == _axes(found.mean)
+
+
+def _taken_apart(graph: Graph, found: _Spread, axis: int, product: Value, scale: Value | None) -> tuple[str, str]:
+    """x r + (bias - mean r), or x r - mean r, where ``product`` is x r."""
+    reason = f"{found.x} is divided by the root of the mean square of its deviation"
+    times, last = product.producer, sole_user(product)
+    if times is None or times.op.name != "mul" or last is None or last.output.type != product.type:
+        return reason, ""
+    r = times.operands[1] if times.operands[0] is found.x else times.operands[0]
+    bias: Value | None = None
+    if last.op.name == "sub" and last.operands[0] is product:
+        less: Value | None = last.operands[1]
+    elif last.op.name == "add":
+        rest = made_by(last.operands[1] if last.operands[0] is product else last.operands[0], "sub")
+        bias, less = rest.operands if rest is not None else (None, None)
+    else:
+        less = None
+    shift = made_by(less, "mul")
+    if shift is None or not any(shift.operands[k] is r and _is_mean_of(shift.operands[1 - k], found) for k in (0, 1)):
+        return reason, ""
+    if bias is not None:
+        bias = _fitted(graph, bias, found.x, axis, last.output)
+        if bias is None:
+            return f"what is added to {product} is no bias over the last axes of {found.x}", ""
+    return _fuse(graph, found, axis, last.output, scale, bias)
+
+
+def _fuse(
+    graph: Graph, found: _Spread, axis: int, last: Value, weight: Value | None, bias: Value | None = None
+) -> tuple[str, str]:
+    """Puts the operator in the place of ``last``, the normalised x with the weight and bias that are given, and of what
+    follows it: (why not, the operator)."""
+    x = found.x
+    name = "layer_norm" if found.centred else "rms_norm"
     narrow = made_by(x, "cast")
     user = sole_user(last)
-    if scale is None and narrow is not None and user is not None and user.op.name == "cast":
+    if weight is None and bias is None and narrow is not None and user is not None and user.op.name == "cast":
         origin = narrow.operands[0]
         # The operator itself computes halves in float32 and rounds before it applies the weight.
         if origin.dtype.bits == 16 and x.dtype is DType.FLOAT32 and user.output.dtype is origin.dtype:
             x, last = origin, user.output
-    weight = bias = None
-    if scale is not None:
-        weight = _fitted(graph, scale, x, axis, last)
-        if weight is None:
-            return None
-    else:
+    if weight is not None:
+        fitted = _fitted(graph, weight, x, axis, last)
+        if fitted is None:
+            return f"{weight} is no weight over the last axes of {x}", ""
+        weight = fitted
+    elif bias is None:
         weight, last = _next(graph, "mul", x, axis, last)
-    if name == "layer_norm":
+    if name == "layer_norm" and bias is None:
         bias, last = _next(graph, "add", x, axis, last)
-    _place(graph, name, (x, weight, bias), axis, eps, last)
-    return name
+    _place(graph, name, (x, weight, bias), axis, found.eps, last)
+    return "", name
 
 
 def _next(graph: Graph, op: str, x: Value, axis: int, value: Value) -> tuple[Value | None, Value]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..ir import Dim, Graph, Node, Value
 
-__all__ = ["factors", "made_by", "number", "regions", "reshaped", "sole_user", "swap"]
+__all__ = ["factors", "made_by", "number", "regions", "reshaped", "sole_user", "swap", "take_name"]
 
 
 def regions(graph: Graph) -> list[Graph]:
@@ -29,7 +29,8 @@ def number(value: Value | None) -> float | None:
 
 def factors(value: Value, inside: Callable[[Value], bool]) -> tuple[list[Value], float]:
     """``value`` as a product: the factors that are no constants, and the product of those that are. Products of which
-    ``inside`` is false, because somebody else reads them, count as one factor; a quotient by a number is a product."""
+    ``inside`` is false, because somebody else reads them, count as one factor; a quotient by a number is a product, and
+    a negative is one with -1."""
     found: list[Value] = []
     constant = 1.0
     stack = [value]
@@ -39,8 +40,9 @@ def factors(value: Value, inside: Callable[[Value], bool]) -> tuple[list[Value],
         if known is not None:
             constant *= known
             continue
-        node = made_by(part, "mul", "div") if part is value or inside(part) else None
-        if node is not None and node.op.name == "mul":
+        node = made_by(part, "mul", "div", "neg") if part is value or inside(part) else None
+        if node is not None and node.op.name != "div":
+            constant *= -1 if node.op.name == "neg" else 1
             stack += reversed(node.operands)
             continue
         divisor = number(node.inputs[1]) if node is not None else None
@@ -59,8 +61,13 @@ def sole_user(value: Value) -> Node | None:
 
 def swap(graph: Graph, old: Value, new: Value) -> None:
     """Puts ``new`` in the place of ``old``, whose name it takes."""
-    name = old.name
     graph.replace_uses(old, new)
+    take_name(graph, old, new)
+
+
+def take_name(graph: Graph, old: Value, new: Value) -> None:
+    """Gives ``new`` the name of ``old``."""
+    name = old.name
     graph.rename(old, f"{name}.replaced")
     graph.rename(new, name)
 

@@ -8,7 +8,9 @@ left decide (``Score.empty``):
   scores of which none is above the row's largest visible one by that much;
 - else a penalty of 1e30 and more swallows every score it is added to (half a unit in its last place is beyond 1e13),
   so that a row without a key is uniform: ``empty = "mean"``;
-- else it stays what it was, a term of the score: so does -10000 always, which scores of ±1e4 outweigh.
+- else it stays what it was, a term of the score: so does -10000 always, which scores of ±1e4 outweigh, and so does
+  one beside numbers of that size in other places (below a cap, within a choice), for a key that a mask leaves may be
+  hidden by them.
 
 A row of -inf alone is NaN: ``empty = "nan"``, unless a guard against NaN follows or every row keeps a key. Scores
 that are not finite themselves are not accounted for.
@@ -28,13 +30,30 @@ from ..ir.expr import Call, Const, Var, call, substitute, variables
 from ..ir.simplify import Simplifier
 from .layout import Atom, atoms_of
 
-__all__ = ["TAKEN", "Frame", "Penalty", "Score", "ScoreError", "aliased", "decide", "finished", "frame_of", "lift"]
+__all__ = [
+    "MASKS",
+    "TAKEN",
+    "Frame",
+    "Lifted",
+    "Penalty",
+    "Score",
+    "ScoreError",
+    "aliased",
+    "decide",
+    "finished",
+    "frame_of",
+    "is_low",
+    "lift",
+]
 
 MASKS = -1e8
 """A finite penalty from here on masks where another key is visible."""
 
 SWALLOWS = -1e30
 """A finite penalty from here on swallows every score."""
+
+_APART = 1e-4
+"""Of two penalties that meet, the lesser as a part of the greater: below, it may vanish in the sum (2^-24 of it)."""
 
 _AXES = ("b", "h", "i", "j")
 TAKEN = frozenset({*_AXES, "s", "q", "k", "d", "n", "m"})
@@ -95,56 +114,96 @@ def aliased(d: Dim) -> Dim:
 # -- penalties -------------------------------------------------------------------------------------------------------
 
 
-def lift(e: Expr, frame: Frame) -> tuple[Expr, list[Expr], list[Penalty]]:
-    """The score without its penalties, the conditions of those of -inf, and the finite ones."""
+@dataclass
+class Lifted:
+    """A score taken apart: ``value`` is what it is without penalties, ``kept`` with the finite ones as they were,
+    ``hard`` the conditions of those of -inf, ``soft`` the finite ones."""
+
+    value: Expr
+    kept: Expr
+    hard: list[Expr] = field(default_factory=list)
+    soft: list[Penalty] = field(default_factory=list)
+
+
+def lift(e: Expr, frame: Frame) -> Lifted:
+    """Takes a score apart."""
     match e:
         case Call("where", (c, x, Const(float() as amount))) if _is_penalty(amount, frame):
             return _penalised(c, x, amount, frame)
         case Call("where", (c, Const(float() as amount), x)) if _is_penalty(amount, frame):
-            return _penalised(~c, x, amount, frame)
+            return _penalised(_opposite(c), x, amount, frame)
         case Call("add", (x, y)):
-            (a, hard_a, soft_a), (b, hard_b, soft_b) = lift(x, frame), lift(y, frame)
-            # What takes the place of one addend is added to the other.
-            for penalty in soft_a + soft_b:
-                penalty.replaces = False
-            return frame.simplify(a + b), hard_a + hard_b, soft_a + soft_b
+            first, second = lift(x, frame), lift(y, frame)
+            soft = first.soft + second.soft
+            value = frame.simplify(first.value + second.value)
+            # What takes the place of one addend is added to the other: then the sum stays as it was.
+            replaced = any(p.replaces for p in soft)
+            kept = frame.simplify(first.kept + second.kept) if replaced else _with(value, soft)
+            return Lifted(value, kept, first.hard + second.hard, soft)
         case Call("sub", (x, Call("where", (c, Const(float() as p), Const(float() as q))))):
             return lift(x + call("where", c, -p, -q), frame)
         case Call("mul" | "div" as fn, (x, Const(value))) if 0 < value < math.inf:
-            return _times(fn, *lift(x, frame), float(value), e)
+            return _times(fn, lift(x, frame), float(value), e)
         case Call("mul", (Const(value), x)) if 0 < value < math.inf:
-            return _times("mul", *lift(x, frame), float(value), e)
-    return e, [], []
+            return _times("mul", lift(x, frame), float(value), e)
+    return Lifted(e, e)
 
 
-def _times(
-    fn: str, value: Expr, hard: list[Expr], soft: list[Penalty], by: float, whole: Expr
-) -> tuple[Expr, list[Expr], list[Penalty]]:
-    if not hard and not soft:
-        return whole, [], []
-    scaled = [Penalty(p.condition, p.amount * by if fn == "mul" else p.amount / by, p.replaces) for p in soft]
-    if any(p.amount < -3.5e38 for p in scaled):
-        return whole, [], []  # it overflows in single precision
-    return call(fn, value, by), hard, scaled
+def _times(fn: str, inner: Lifted, by: float, whole: Expr) -> Lifted:
+    if not inner.hard and not inner.soft:
+        return Lifted(whole, whole)
+    scaled = [Penalty(p.condition, p.amount * by if fn == "mul" else p.amount / by, p.replaces) for p in inner.soft]
+    if any(-math.inf < p.amount < -3.5e38 for p in scaled):
+        return Lifted(whole, whole)  # it overflows in single precision
+    return Lifted(call(fn, inner.value, by), call(fn, inner.kept, by), inner.hard, scaled)
+
+
+def _with(value: Expr, soft: list[Penalty]) -> Expr:
+    """A score with its finite penalties, exactly as they were."""
+    for penalty in soft:
+        amount = Const(penalty.amount)
+        if penalty.replaces:
+            value = call("where", penalty.condition, value, amount)
+        else:
+            value = value + call("where", penalty.condition, 0.0, amount)
+    return value
+
+
+def _opposite(c: Expr) -> Expr:
+    """A condition's opposite; of x == y it is x != y."""
+    match c:
+        case Call("equal", (x, y)):
+            return x.ne(y)
+        case Call("not_equal", (x, y)):
+            return x.eq(y)
+    return ~c
 
 
 def _is_penalty(amount: float, frame: Frame) -> bool:
     return amount <= (-6e4 if frame.half else MASKS)
 
 
-def _penalised(c: Expr, x: Expr, amount: float, frame: Frame) -> tuple[Expr, list[Expr], list[Penalty]]:
+def _penalised(c: Expr, x: Expr, amount: float, frame: Frame) -> Lifted:
+    inner = lift(x, frame)
     if amount == -math.inf:
-        value, hard, soft = lift(x, frame)
-        return value, [c, *hard], soft
-    value, hard, soft = lift(x, frame)
-    if hard or soft:  # one within the other: only the outer one is told apart
-        return x, [], [Penalty(c, amount, True)]
-    return value, [], [Penalty(c, amount, True)]
+        return Lifted(inner.value, inner.kept, [c, *inner.hard], inner.soft)
+    mine = Penalty(c, amount, True)
+    if not inner.hard and not inner.soft:
+        return Lifted(inner.value, _with(inner.value, [mine]), [], [mine])
+    # One within the other: a key that the inner one hides for good is not hidden where the outer one replaces that.
+    within = [Penalty(condition, -math.inf, True) for condition in inner.hard]
+    return Lifted(inner.value, call("where", c, x, amount), [], [mine, *inner.soft, *within])
 
 
-def decide(value: Expr, hard: list[Expr], soft: list[Penalty], frame: Frame, sink: bool, empty: str) -> Score:
-    """Which penalties are the mask, and what a row without a key gives; ``empty`` is what one of -inf alone does."""
+def decide(lifted: Lifted, given: list[Expr], frame: Frame, sink: bool, empty: str) -> Score:
+    """Which penalties are the mask, and what a row without a key gives, when there are the conditions ``given``
+    already; ``empty`` is what a row of -inf alone does."""
+    value, soft = lifted.value, lifted.soft
+    hard = [*given, *lifted.hard]
     everything = _all([*hard, *(p.condition for p in soft)], frame)
+    if is_low(value, -6e4 if frame.half else MASKS):  # a key that a mask leaves may be hidden all the same
+        kept, visible = lifted.kept, _all(hard, frame)
+        return _masked(kept, visible, empty, frame)
     if not hard and not soft:
         return Score(finished(value, frame), 1.0, None, None, None, "zeros")
     if sink or _keeps_a_key(everything, frame):  # the sink is a key that every row keeps
@@ -154,19 +213,28 @@ def decide(value: Expr, hard: list[Expr], soft: list[Penalty], frame: Frame, sin
     common = None if hard else _hidden_twice(soft, frame)
     if common is not None:
         hard = [common]
-        for penalty in soft:
-            penalty.condition = _without(penalty.condition, common, frame)
-        soft = [p for p in soft if p.condition != Const(True)]
-    for penalty in soft:  # as a term of the score, exactly as it was
-        amount = Const(penalty.amount)
-        if penalty.replaces:
-            value = call("where", penalty.condition, value, amount)
-        else:
-            value = value + call("where", penalty.condition, 0.0, amount)
+        left = [Penalty(_without(p.condition, common, frame), p.amount, p.replaces) for p in soft]
+        value = _with(value, [p for p in left if p.condition != Const(True)])
+    else:
+        value = lifted.kept
     if not hard:
         return Score(finished(value, frame), 1.0, None, None, None, "zeros")
     visible = _all(hard, frame)
     return _masked(value, visible, "zeros" if _keeps_a_key(visible, frame) else empty, frame)
+
+
+def is_low(value: Expr, least: float = MASKS) -> bool:
+    """Whether a number of that size and more is part of a score where it may come out as one, not below a tanh."""
+    match value:
+        case Const(float() as number):
+            return abs(number) >= -least
+        case Call("where", (_, x, y)):
+            return is_low(x, least) or is_low(y, least)
+        case Call("tanh" | "sigmoid" | "erf" | "less" | "less_equal" | "greater" | "greater_equal" | "equal", _):
+            return False
+        case Call(_, args):
+            return any(is_low(part, least) for part in args)
+    return False
 
 
 def _hidden_twice(soft: list[Penalty], frame: Frame) -> Expr | None:
@@ -175,7 +243,10 @@ def _hidden_twice(soft: list[Penalty], frame: Frame) -> Expr | None:
     That condition is a mask although a row may have no key without a penalty: beside a key with one penalty at most,
     one with both weighs e^(-huge) = 0.
     """
-    if len(soft) != 2 or any(p.replaces for p in soft) or min(p.amount for p in soft) > MASKS:
+    if len(soft) != 2 or any(p.replaces for p in soft):
+        return None
+    lower, higher = sorted(p.amount for p in soft)
+    if higher > MASKS or higher > lower * _APART:
         return None
     parts = [_all([c for c in _conjuncts(p.condition) if is_affine(c)], frame) for p in soft]
     common = frame.simplify(parts[0] | parts[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from ..ir import Dim, DType, Expr, Node, Value
 from ..ir.affine import dim_expr
@@ -11,8 +11,9 @@ from ..ir.bounds import resolve
 from ..ir.dims import product
 from ..ir.elements import IndexAnalysis
 from ..ir.expr import Call, Const, Load, Var, loads, rebuild, substitute, variables, walk
+from .hiding import hiding
 from .layout import Atom, atoms_of
-from .penalties import TAKEN, Frame, Score, ScoreError, aliased, decide, finished, frame_of, lift
+from .penalties import MASKS, TAKEN, Frame, Score, ScoreError, aliased, decide, finished, frame_of, is_low, lift
 
 __all__ = ["Score", "ScoreError", "score_again", "score_of"]
 
@@ -23,30 +24,34 @@ _S = "s__"
 def score_of(
     analysis: IndexAnalysis,
     element: Expr,
-    seen: Expr,
     load: Load,
     axes: Mapping[str, Sequence[Atom]],
     groups: Mapping[str, Sequence[Atom]],
     dtype: DType,
-    sink_axis: int | None,
+    sink: Expr | None,
+    guarded: bool,
+    made_of: Container[Node | None],
 ) -> Score:
     """Takes the scores ``element`` of a softmax apart; ``load`` is the product of queries and keys in it, ``axes`` are
-    the atoms of x0, x1, …, and ``groups`` those of b, h, i and j. With ``sink_axis`` the last element along that axis
-    is a sink, and ``seen`` is what ``element`` is for the keys before it. Raises ScoreError."""
+    the atoms of x0, x1, …, and ``groups`` those of b, h, i and j. ``sink`` is one more score of each row, over x0, x1,
+    … too. ``guarded`` where a row of -inf alone gives zeros; ``made_of`` are the nodes behind the product, which may
+    not be loaded. Raises ScoreError."""
     frame = frame_of(analysis, groups, dtype)
     mapping: dict[str, Expr] = {name: Var(f"size_{name}") for name in TAKEN}
     mapping |= {name: _position(atoms, groups) for name, atoms in axes.items()}
-    marked = _replace(seen, load)
+    marked = _replace(element, load)
     if any(x.tensor == load.tensor for x in walk(marked) if isinstance(x, Load)):
         raise ScoreError(f"its scores read the product of queries and keys at other places than their own: {element}")
-    last = {**mapping, f"x{sink_axis}": dim_expr(frame.sizes["j"])}
-    extra = None if sink_axis is None else frame.simplify(substitute(_replace(element, load), last))
+    extra = None if sink is None else frame.simplify(substitute(_replace(sink, load), mapping))
     own = frame.simplify(resolve(frame.simplify(substitute(marked, mapping))))
     if _S not in loads(own):
         raise ScoreError("its scores do not depend on the product of queries and keys")
+    for name in loads(own):
+        if name != _S and analysis.tensor(name).producer in made_of:
+            raise ScoreError(f"its scores read {name}, which is made of the same product for other keys too")
     if extra is not None and ("j" in variables(extra) or _S in loads(extra) or load.tensor in loads(extra)):
         raise ScoreError("the column beside the scores depends on the key")
-    return _assembled(own, [], "nan", frame, extra)
+    return _assembled(own, [], "nan", frame, extra, guarded)
 
 
 def score_again(
@@ -70,14 +75,24 @@ def score_again(
     if node.attr("mask") is not None:
         conditions.insert(0, node.attr("mask").to_expr())
     hard = [frame.simplify(inlined(substitute(e, lengths))) for e in conditions]
-    return _assembled(own, hard, node.attr("empty"), frame, None)
+    return _assembled(own, hard, node.attr("empty"), frame, None, True)
 
 
-def _assembled(own: Expr, given: list[Expr], empty: str, frame: Frame, extra: Expr | None) -> Score:
+def _assembled(own: Expr, given: list[Expr], empty: str, frame: Frame, extra: Expr | None, guarded: bool) -> Score:
     """The attributes, from the scores and the conditions that are masks already."""
-    value, hard, soft = lift(own, frame)
-    result = decide(value, [*given, *hard], soft, frame, extra is not None, empty)
+    lifted = lift(own, frame)
+    for condition in (*lifted.hard, *(p.condition for p in lifted.soft)):
+        if _S in loads(condition):
+            raise ScoreError(f"which keys it hides depends on the scores: {_unmark(condition)}")
+    result = decide(lifted, given, frame, extra is not None, empty)
     result.sink = None if extra is None else finished(extra, frame)
+    if not guarded and extra is None and result.empty != "mean":
+        conditions = hiding(result.score, _S, frame.analysis)
+        if is_low(result.score, -math.inf):  # whatever the product is, as long as it is finite
+            conditions.append(_zeroed(result.score) > -math.inf)
+        for condition in conditions:
+            result.where = condition if result.where is None else result.where & condition
+            result.empty = "nan"
     result.score, result.scale = _scaled(result.score)
     exprs = [e for e in (result.score, result.where, result.sink) if e is not None]
     result.loads = list(dict.fromkeys(name for e in exprs for name in loads(e) if name != _S))
@@ -116,6 +131,13 @@ def _replace(e: Expr, load: Load) -> Expr:
     if e == load:
         return Load(_S, ())
     return rebuild(e, lambda x: _replace(x, load))
+
+
+def _zeroed(e: Expr) -> Expr:
+    """What is infinite in a score: without the product and without large numbers, whose sum may overflow."""
+    if e == Load(_S, ()) or (isinstance(e, Const) and -MASKS <= abs(e.value) < math.inf):
+        return Const(0.0)
+    return rebuild(e, _zeroed)
 
 
 def _unmark(e: Expr) -> Expr:

@@ -8,44 +8,89 @@ from dataclasses import dataclass
 
 from ..ir import Builder, Graph, Node, Value
 from .layout import Axes, LayoutError, atoms_of, axes_of, forward, scalar
+from .patterns import made_by
+from .shares import Share, power_of, reduction, share_of, sums_inside, unshifted
 
 __all__ = ["Softmax", "name_softmax", "softmaxes"]
 
 
 @dataclass(frozen=True, eq=False)
 class Softmax:
-    """``output`` is the softmax of ``factor * input`` along ``axis``; ``node`` makes it."""
+    """``output`` is the softmax of ``factor * input`` along ``axis``; ``node`` makes it. ``guarded`` where a row of
+    -inf alone gives zeros; ``sink`` is one more score of each row, without a weight of its own (with ``logged``
+    its log is). With a ``reason`` it is shared out in a way that is no softmax that we understand."""
 
     node: Node
     input: Value
     output: Value
     axis: int
     factor: float = 1.0
+    guarded: bool = False
+    sink: Value | float | None = None
+    logged: bool = False
+    reason: str = ""
 
 
 def softmaxes(graph: Graph) -> list[Softmax]:
-    """Every softmax of a graph: the operator, and powers of another base that are divided by their sum."""
+    """Every softmax of a graph: the operator, and powers that are divided by their sum in another way."""
     found = []
     for node in graph.nodes:
+        x = node.operands[0] if node.operands else None
+        if x is None or node.op.name not in ("softmax", "log_softmax", "div", "mul"):
+            continue
         if node.op.name == "softmax":
-            x = node.operands[0]
             found.append(Softmax(node, x, node.output, node.attr("axis") % x.type.rank))
-        elif node.op.name == "div":
-            other = _powers(node)
+        elif node.op.name == "log_softmax":
+            found.append(Softmax(node, x, node.output, 0, reason=f"the log of its weights goes to {_readers(node)}"))
+        else:
+            other = _written(node) if node.op.name == "div" else _unknown(node)
             found += [other] if other is not None else []
     return found
 
 
-def _powers(node: Node) -> Softmax | None:
+def _readers(node: Node) -> str:
+    names = [user.op.name for user in node.output.users]
+    return ", ".join(names + ["an output of the model"] * node.output.is_output) or "nothing"
+
+
+def _written(node: Node) -> Softmax | None:
     top, total = node.operands
-    summed = _made_by(total, "reduce_sum")
-    axis = None if summed is None else _reduced_axis(summed, top)
-    power = _power(top)
-    if axis is None or power is None:
-        return None
-    x, factor = power
-    x = _unshifted(x, axis)
-    return Softmax(node, x, node.output, axis, factor) if x.type == top.type else None
+    share = share_of(total)
+    if share is not None and share.e is top and share.condition is None:
+        return Softmax(
+            node, share.x, node.output, share.axis, share.factor, share.guarded, share.sink, share.logged
+        )  # fmt: skip
+    return _unknown(node)
+
+
+def _unknown(node: Node) -> Softmax | None:
+    """Powers that something with their sum in it divides, before or behind their product with values."""
+    top, total = node.operands
+    if node.op.name == "mul":
+        inverse = made_by(total, "reciprocal", "div") or made_by(top, "reciprocal", "div")
+        if inverse is None:
+            return None
+        top, total = top if inverse.output is total else total, inverse.operands[-1]
+    powers = [top]
+    product = made_by(_origin(top)[0], "matmul")
+    if product is not None:
+        powers += [_origin(v)[0] for v in product.operands]
+    for e in powers:
+        if power_of(e) is not None and sums_inside(total, e):
+            reason = f"it divides powers by {_formula(_origin(total)[0])}, which is no softmax"
+            return Softmax(node, e, node.output, 0, reason=reason)
+    return None
+
+
+def _formula(total: Value, depth: int = 3) -> str:
+    node, number = total.producer, scalar(total)
+    if number is not None:
+        return f"{number:g}"
+    if node is None or depth == 0:
+        return "..."
+    if node.op.name == "reduce_sum":
+        return "their sum"
+    return f"{node.op.name}({', '.join(_formula(v, depth - 1) for v in node.operands)})"
 
 
 def name_softmax(graph: Graph) -> bool:
@@ -65,69 +110,23 @@ def name_softmax(graph: Graph) -> bool:
     return changed
 
 
-def _made_by(value: Value | None, *names: str) -> Node | None:
-    node = value.producer if value is not None else None
-    return node if node is not None and node.op.name in names else None
-
-
-def _reduced_axis(node: Node, x: Value) -> int | None:
-    """The one axis of ``x`` that a reduction with kept dimensions takes."""
-    axes = node.attr("axes")
-    if node.operands[0] is not x or axes is None or len(axes) != 1 or not node.attr("keepdims"):
-        return None
-    return int(axes[0]) % x.type.rank
-
-
-def _power(value: Value) -> tuple[Value, float] | None:
-    """x and c where a value is e^(c x)."""
-    node = value.producer
-    if node is not None and node.op.name == "exp":
-        return node.operands[0], 1.0
-    if node is not None and node.op.name == "pow":
-        base = scalar(node.operands[0])
-        if base is not None and base > 1 and node.operands[1].type.shape == value.type.shape:
-            return node.operands[1], math.log(base)
-    return None
-
-
-def _unshifted(x: Value, axis: int) -> Value:
-    """x where a value is x - max(x), or that again of it."""
-    while (node := _made_by(x, "sub")) is not None:
-        peak = _made_by(node.operands[1], "reduce_max")
-        if peak is None or _reduced_axis(peak, node.operands[0]) != axis:
-            break
-        x = node.operands[0]
-    return x
-
-
-def _softmax(b: Builder, top: Value, axis: int) -> Value | None:
-    found = _power(top)
-    if found is None:
-        return None
-    x, factor = found
-    x = _unshifted(x, axis)
-    if factor != 1.0 or x.type != top.type:
-        return None
-    return b("softmax", x, axis=axis)
-
-
 def _divided(b: Builder, node: Node) -> Value | None:
     """e / sum(e), and e v / sum(e)."""
     return _quotient(b, node.operands[0], node.operands[1])
 
 
 def _quotient(b: Builder, top: Value, total: Value) -> Value | None:
+    share = share_of(total)
+    if share is not None and top is share.e:
+        return _softmax(b, share) if share.is_plain else None
     sums, moved = _origin(total)
-    summed = _made_by(sums, "reduce_sum")
-    if summed is None:
-        return None
-    e = summed.operands[0]
-    axis = _reduced_axis(summed, e)
-    if axis is None:
-        return None
-    if top is e and not moved:
-        return _softmax(b, e, axis)
-    return _early(b, top, moved, summed, axis)
+    share = share_of(sums)
+    return None if share is None else _early(b, top, moved, sums, share)
+
+
+def _softmax(b: Builder, share: Share) -> Value:
+    x = share.x if share.condition is None else b("where", share.condition, share.x, -math.inf)
+    return b("softmax", x, axis=share.axis)
 
 
 _LAYOUT = ("cast", "reshape", "transpose")
@@ -136,7 +135,9 @@ _LAYOUT = ("cast", "reshape", "transpose")
 def _origin(value: Value) -> tuple[Value, list[Node]]:
     """The value before casts and changes of layout, and these, the first first."""
     moved: list[Node] = []
-    while (node := _made_by(value, *_LAYOUT)) is not None:
+    while (node := made_by(value, *_LAYOUT)) is not None:
+        if reduction(value, "reduce_sum") is not None:
+            break
         moved.insert(0, node)
         value = node.operands[0]
     return value, moved
@@ -148,76 +149,84 @@ def _followed(axes: Axes, nodes: list[Node]) -> Axes:
     return axes
 
 
-def _early(b: Builder, top: Value, moved: list[Node], summed: Node, axis: int) -> Value | None:
+def _early(b: Builder, top: Value, moved: list[Node], sums: Value, share: Share) -> Value | None:
     """e v / sum(e) with e divided by its sum before the product: the product is linear, and the sums go with rows."""
     before, after = _origin(top)
-    product = _made_by(before, "matmul")
+    product = made_by(before, "matmul")
     if product is None or any(v.type.rank < 2 for v in product.operands):
         return None
-    e = summed.operands[0]
     weights, between = _origin(product.operands[0])
-    if weights is not e or any(len(v.uses) != 1 or v.is_output for v in (before, top, *(n.output for n in between))):
+    if weights is not share.e:
         return None
-    if any(len(n.output.uses) != 1 or n.output.is_output for n in after):
-        return None
-    axes = axes_of(e.type.shape, "e")
+    axes = axes_of(share.e.type.shape, "e")
     try:
         at = _followed(axes, between)
-        if at[-1] != axes[axis]:
+        if at[-1] != axes[share.axis]:
             return None
         width = axes_of(product.output.type.shape, "c")[-1]
-        lead = [()] * (product.output.type.rank - len(at))
+        lead: Axes = [()] * (product.output.type.rank - len(at))
         result = _followed([*lead, *at[:-1], width], after)
-        rows = _followed([() if k == axis else a for k, a in enumerate(axes)], moved)
+        rows = _followed([() if k == share.axis else a for k, a in enumerate(axes)], moved)
     except LayoutError:
         return None
     if [atoms_of([a]) for a in rows] != [atoms_of([a]) if a != width else [] for a in result]:
         return None
-    first = between[0] if between else product
-    with b.graph.insert_before(first):
-        if not _is_before(summed, first):
-            with b.graph.insert_before(first):
-                sums = b("reduce_sum", e, axes=(axis,), keepdims=True)
-        else:
-            sums = summed.output
-        share = b.div(e, sums)
-        b.graph.set_input(first, 0, _softmax(b, e, axis) or share)
-    return top
-
-
-def _is_before(node: Node, other: Node) -> bool:
-    """Whether a node stands before another one."""
-    for at in node.graph.nodes:
-        if at is node:
-            return True
-        if at is other:
-            return False
-    return False
+    value = _softmax(b, share) if share.is_plain else b.div(share.e, sums)
+    for node in between:
+        value = b.graph.add(node.op, value, attrs=node.attrs, source=node.source)[0]
+    value = b.matmul(value, product.operands[1])
+    for node in after:
+        value = b.graph.add(node.op, value, attrs=node.attrs, source=node.source)[0]
+    return value if value.type == top.type else None
 
 
 def _multiplied(b: Builder, node: Node) -> Value | None:
     """e * (1 / sum(e))."""
     for top, other in (node.operands, node.operands[::-1]):
-        inverse = _made_by(other, "reciprocal", "div")
+        inverse = made_by(other, "reciprocal", "div")
         if inverse is None or (inverse.op.name == "div" and scalar(inverse.operands[0]) != 1.0):
             continue
-        found = _quotient(b, top, inverse.operands[-1])
+        total = inverse.operands[-1]
+        found = _quotient(b, top, total)
+        if found is None and power_of(top) is not None and share_of(total) is not None:
+            found = b.div(top, total)  # for ``softmaxes`` to find
         if found is not None:
             return found
     return None
 
 
 def _exponential(b: Builder, node: Node) -> Value | None:
-    """e to a log-softmax."""
-    inner = _made_by(node.operands[0], "log_softmax")
-    return None if inner is None else b("softmax", inner.operands[0], axis=inner.attr("axis"))
+    """e to a log-softmax, also to one that is written out: x - log(sum(e^x)), x - (log(sum(e^(x - p))) + p)."""
+    inner = made_by(node.operands[0], "log_softmax")
+    if inner is not None:
+        return b("softmax", inner.operands[0], axis=inner.attr("axis"))
+    inner = made_by(node.operands[0], "sub")
+    if inner is None:
+        return None
+    x, less = inner.operands
+    parts = [less]
+    if (both := made_by(less, "add")) is not None:
+        parts = list(both.operands)
+    for log in parts:
+        ending = made_by(log, "log")
+        share = None if ending is None else share_of(ending.operands[0])
+        power = None if share is None else power_of(share.e)
+        if share is None or power is None or not share.is_plain or share.condition is not None:
+            continue
+        shifted = made_by(power[0], "sub")
+        rest = [part for part in parts if part is not log]
+        if (not rest and power[0] is x) or (
+            rest and shifted is not None and shifted.operands == (x, rest[0])
+        ):  # fmt: skip
+            return b("softmax", share.x, axis=share.axis)
+    return None
 
 
 def _shifted(b: Builder, node: Node) -> Value | None:
     """The softmax of x - max(x)."""
     x = node.operands[0]
     axis = node.attr("axis") % x.type.rank
-    inner = _unshifted(x, axis)
+    inner = unshifted(x, axis)
     return None if inner is x else b("softmax", inner, axis=axis)
 
 

@@ -30,6 +30,25 @@ class Halves:
             self._known[key] = self._find(table, interleaved)
         return self._known[key]
 
+    def taken(self, table: Value) -> Value:
+        """A table that is one half of a table that holds every number twice, made without the other half; any other
+        table as it is."""
+        node = made_by(table, "slice", "reshape")
+        if node is None or not table.shape:
+            return table
+        x = node.operands[0]
+        if node.op.name == "reshape":
+            if not x.shape or x.shape[-1] != table.shape[-1]:
+                return table
+            inner = self.taken(x)
+            return self._again(node, inner) if inner is not x else table
+        if node.attr("axes") != (x.type.rank - 1,):
+            return table
+        start, size, step = node.attr("starts")[0], node.attr("sizes")[0], (node.attr("steps") or (1,))[0]
+        if x.shape[-1] != 2 * size or (start, step) not in ((0, 1), (size, 1), (0, 2), (1, 2)):
+            return table
+        return self.of(x, step == 2) or table
+
     def _find(self, table: Value, interleaved: bool) -> Value | None:
         if not table.shape or not isinstance(table.shape[-1], int) or table.shape[-1] % 2:
             return None
@@ -55,9 +74,12 @@ class Halves:
             inner = self.of(x, interleaved)
             return self._again(node, inner, shape=shape) if inner is not None else None
         last = x.type.rank - 1
-        whole = (name == "slice" and last not in node.attr("axes")) or (
-            name == "gather" and node.attr("axis") % x.type.rank != last
-        ) or (name == "transpose" and node.attr("order")[-1] == last)  # fmt: skip
+        whole = (
+            (name == "slice" and last not in node.attr("axes"))
+            or (name == "gather" and node.attr("axis") % x.type.rank != last)
+            or (name == "gather_nd" and node.attr("batch_dims") + node.operands[1].shape[-1] <= last)
+            or (name == "transpose" and node.attr("order")[-1] == last)
+        )
         inner = self.of(x, interleaved) if whole else None
         return self._again(node, inner) if inner is not None else None
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...ir import DType, Node
+from ...ir.ops.elementwise import gelu_numbers
 from .emitter import Emission, Emitter, Ref
 from .kernels import Dialect, type_for
 
@@ -143,7 +144,11 @@ def _gelu(e: Emitter, node: Node) -> Ref:
 
 
 def _has_gelu(node: Node, dialect: Dialect) -> bool:
-    return dialect.opset >= 20 and type_for("Gelu", node.output.dtype, dialect) is not None
+    """ONNX's operator has the exact numbers: it stands for those that round to the same in the node's dtype."""
+    dtype = node.output.dtype.numpy
+    exact = gelu_numbers({**node.attrs, "scale": None, "cubic": None})
+    same = all(dtype.type(a) == dtype.type(b) for a, b in zip(gelu_numbers(node.attrs), exact, strict=True))
+    return same and dialect.opset >= 20 and type_for("Gelu", node.output.dtype, dialect) is not None
 
 
 _SPECIAL: dict[str, Callable[[Emitter, Node], Any]] = {

@@ -291,68 +291,96 @@ class Cast(Operator):
 
 
 class Gelu(Operator):
-    """y = x * Phi(x), Phi the normal distribution (Hendrycks and Gimpel 2016); ``approximate = "tanh"`` is
-    0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    """y = x * Phi(x) = 0.5 x (1 + erf(scale x)), Phi the normal distribution (Hendrycks and Gimpel 2016);
+    ``approximate = "tanh"`` is 0.5 x (1 + tanh(scale (x + cubic x^3))).
+
+    ``scale`` is sqrt(1/2), or sqrt(2/pi) for the approximation, and ``cubic`` is 0.044715. A model may hold these
+    numbers rounded, as 0.70710677 or as a division by 1.4142135; then the attributes say which it has.
+    """
 
     name = "gelu"
     inputs = ("x",)
-    attributes: ClassVar[Mapping[str, Attr]] = {"approximate": Attr("str", "none")}
+    attributes: ClassVar[Mapping[str, Attr]] = {
+        "approximate": Attr("str", "none"),
+        "scale": Attr("float", None),
+        "cubic": Attr("float", None),
+    }
 
     def infer(self, call: Call) -> TensorType:
         _check_domain(call, call.type(0).dtype, "float")
         if call.attr("approximate") not in ("none", "tanh"):
             raise call.error('approximate is "none" or "tanh"')
+        if call.attr("approximate") == "none" and call.attr("cubic") is not None:
+            raise call.error('cubic is for approximate = "tanh"')
         return call.type(0)
 
     def evaluate(self, run: Run, *inputs: Any) -> Array:
         x = inputs[0]
+        scale, cubic = (np.asarray(number, x.dtype) for number in gelu_numbers(run.attrs))
         if run.attrs["approximate"] == "tanh":
-            y = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi).astype(x.dtype) * (x + 0.044715 * x * x * x)))
+            y = 0.5 * x * (1 + np.tanh(scale * (x + cubic * x * x * x)))
         else:
-            y = 0.5 * x * (1 + erf(x * np.asarray(np.sqrt(0.5), x.dtype)))
+            y = 0.5 * x * (1 + erf(x * scale))
         return np.asarray(y, x.dtype)
 
     def decompose(self, b: Builder, inputs: Sequence[Value | None], attrs: Mapping[str, Any]) -> Sequence[Value]:
         x = inputs[0]
         assert x is not None
+        scale, cubic = gelu_numbers(attrs)
         if attrs["approximate"] == "tanh":
-            cubic = b.add(x, b.mul(b.mul(b.mul(x, x), x), 0.044715))
-            inner = b("tanh", b.mul(cubic, float(np.sqrt(2 / np.pi))))
+            inner = b("tanh", b.mul(b.add(x, b.mul(b.mul(b.mul(x, x), x), cubic)), scale))
         else:
-            inner = b("erf", b.mul(x, float(np.sqrt(0.5))))
+            inner = b("erf", b.mul(x, scale))
         return [b.mul(b.mul(x, 0.5), b.add(inner, 1.0))]
 
     def locality(self, node: Node) -> Locality:
         return broadcast_axes(node)
 
     def samples(self) -> Iterable[Sample]:
-        yield Sample((_X.astype(np.float32),))
-        yield Sample((_X.astype(np.float32),), {"approximate": "tanh"})
+        x = _X.astype(np.float32)
+        yield Sample((x,))
+        yield Sample((x,), {"approximate": "tanh"})
+        yield Sample((x,), {"scale": 0.7}, (0.5 * x * (1 + erf(x * np.float32(0.7))),))
+        rough = {"approximate": "tanh", "scale": 0.8, "cubic": 0.05}
+        y = x.astype(np.float64)
+        yield Sample((x,), rough, ((y / 2 * (1 + np.tanh(0.8 * (y + 0.05 * y**3)))).astype(np.float32),))
+
+
+def gelu_numbers(attrs: Mapping[str, Any]) -> tuple[float, float]:
+    """``scale`` and ``cubic`` of a gelu, the exact numbers where it names none."""
+    exact = np.sqrt(2 / np.pi) if attrs["approximate"] == "tanh" else np.sqrt(0.5)
+    scale, cubic = attrs["scale"], attrs["cubic"]
+    return float(exact) if scale is None else scale, 0.044715 if cubic is None else cubic
 
 
 class Silu(Operator):
-    """y = x * sigmoid(x), also called swish (Ramachandran, Zoph and Le 2017)."""
+    """y = x * sigmoid(alpha * x), also called swish (Ramachandran, Zoph and Le 2017); with alpha = 1.702 an
+    approximation of gelu (Hendrycks and Gimpel 2016)."""
 
     name = "silu"
     inputs = ("x",)
+    attributes: ClassVar[Mapping[str, Attr]] = {"alpha": Attr("float", 1.0)}
 
     def infer(self, call: Call) -> TensorType:
         _check_domain(call, call.type(0).dtype, "float")
         return call.type(0)
 
     def evaluate(self, run: Run, *inputs: Any) -> Array:
-        return np.asarray(inputs[0] * sigmoid(inputs[0]))
+        x = inputs[0]
+        return np.asarray(x * sigmoid(x * np.asarray(run.attrs["alpha"], x.dtype)))
 
     def decompose(self, b: Builder, inputs: Sequence[Value | None], attrs: Mapping[str, Any]) -> Sequence[Value]:
         x = inputs[0]
         assert x is not None
-        return [b.mul(x, b("sigmoid", x))]
+        return [b.mul(x, b("sigmoid", x if attrs["alpha"] == 1 else b.mul(x, attrs["alpha"])))]
 
     def locality(self, node: Node) -> Locality:
         return broadcast_axes(node)
 
     def samples(self) -> Iterable[Sample]:
-        yield Sample((_X.astype(np.float32),))
+        x = _X.astype(np.float32)
+        yield Sample((x,))
+        yield Sample((x,), {"alpha": 1.702}, (x / (1 + np.exp(-1.702 * x.astype(np.float64))).astype(np.float32),))
 
 
 OPS: tuple[Operator, ...] = (*_UNARY, *_BINARY, Pow(), Where(), Cast(), Gelu(), Silu())

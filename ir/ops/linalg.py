@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,6 +37,9 @@ class MatMul(Operator):
             return np.asarray(np.matmul(x.astype(np.float32), y.astype(np.float32)).astype(x.dtype))
         if x.dtype.kind in "iu":
             return _integer_product(x, y)
+        if x.ndim > 2 and y.ndim == 2:  # one large product, where NumPy would make one for each leading index
+            rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+            return np.asarray(np.matmul(rows, y).reshape(*x.shape[:-1], y.shape[1]))
         return np.asarray(np.matmul(x, y))
 
     def locality(self, node: Node) -> Locality:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,24 @@ def test_transformer_at_two_lengths(opset: int) -> None:
     assert len(composites) == (3 if opset >= 23 else 0)
     assert ("LayerNormalization" in op_types(model)) == (opset >= 17)
     assert ("Gelu" in op_types(model)) == (opset >= 20)
+
+
+@pytest.mark.parametrize("rounded", [np.float32, np.float16])
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_with_rounded_numbers(approximate: str, rounded: Any) -> None:
+    """A model holds sqrt(1/2) rounded. To ONNX's Gelu in float32 that of a float32 is the number; that of a half is
+    not, and the activation is written out."""
+    graph = Graph("small")
+    x = graph.add_input("x", TensorType(F, (9,)))
+    attrs: dict[str, Any] = {"approximate": approximate, "scale": float(rounded(math.sqrt(0.5)))}
+    if approximate == "tanh":
+        attrs |= {"scale": float(rounded(math.sqrt(2 / math.pi))), "cubic": float(rounded(0.044715))}
+    graph.add_output(graph.add("gelu", x, attrs=attrs)[0], "y")
+    assert ("Gelu" in op_types(export(graph, 20))) == (rounded is np.float32)
+    v = np.linspace(-3, 3, 9)
+    inner = attrs["scale"] * (v + attrs.get("cubic", 0.0) * v**3)
+    want = v / 2 * (1 + (np.tanh(inner) if approximate == "tanh" else np.array([math.erf(u) for u in inner])))
+    np.testing.assert_allclose(ort(graph, {"x": v.astype(np.float32)}, 20)["y"], want, rtol=1e-6, atol=1e-6)
 
 
 def test_the_model_is_readable() -> None:

@@ -192,7 +192,7 @@ def test_report_round_trips_and_reads(fake: str, graph: Graph) -> None:
         "l0: 8 heads on 2 key heads of width 64, scale 0.125",
         "mask: causal = {[b,h,i,j] : j <= i}",
         "score: tanh(s)",
-        "reads: bias",
+        "reads bias: a tensor",
         "k0 (append): float32[b, past, 64], 256*b*length bytes; causal",
         "cache at node 3: it leaks",
         "odd: inf absolute, inf relative: above the tolerance of 0.0001, 3 undefined elements left out",

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from attnc.ir import Builder, Dim, DType, Graph, TensorType, Value, symbol
+from attnc.tests.fusion.rotations import rotated
 from attnc.tests.fusion.spellings import Spelling
-from attnc.tests.fusion.terms import Terms
+from attnc.tests.fusion.terms import Term, Terms
 
 __all__ = ["HEADS", "WIDTH", "attention", "feeds", "written"]
 
-HEADS, WIDTH, OTHER_WIDTH = 4, 8, 6
+HEADS, WIDTH, OTHER_WIDTH, PREFIX = 4, 8, 6, 3
 BATCH, SEQ, KEYS = symbol("batch"), symbol("seq"), symbol("keys")
 LOG2_E, LN_2 = math.log2(math.e), math.log(2.0)
 MODEL = {"none": DType.FLOAT32, "double": DType.FLOAT32, "bfloat_float": DType.BFLOAT16}
@@ -47,13 +48,29 @@ class _Site:
 def _site(s: Spelling) -> _Site:
     graph = Graph(str(s))
     site = _Site(s, graph, Builder(graph, "spelling"), MODEL.get(s.casts, DType.FLOAT16))
-    site.m = KEYS if s.cross == "cross" else SEQ
+    site.m = {"cross": KEYS, "prefix": SEQ + PREFIX}.get(s.cross, SEQ)
     site.groups = 2 if s.repeat != "none" else HEADS
     site.value_width = OTHER_WIDTH if s.width == "other" else WIDTH
     return site
 
 
 def _heads(site: _Site) -> tuple[Value, Value, Value]:
+    """``_given_heads`` with rotary positions on q and k, and with learned keys and values before the others."""
+    s, b, g = site.spelling, site.b, site.groups
+    site.m, whole = SEQ if s.cross == "prefix" else site.m, site.m
+    q, k, v = _given_heads(site)
+    if s.rope != "none":
+        q, k = (rotated(b, x, s.rope) for x in (q, k))
+    if s.cross == "prefix":
+        k, v = (
+            b("concat", b.expand(site.constant((1, g, PREFIX, w), name), (BATCH, g, PREFIX, w)), x, axis=2)
+            for x, w, name in ((k, WIDTH, "prefix_k"), (v, site.value_width, "prefix_v"))
+        )
+    site.m = whole
+    return q, k, v
+
+
+def _given_heads(site: _Site) -> tuple[Value, Value, Value]:
     """q[b, h, n, d], k[b, g, m, d] ([b, g, d, m] for ``given``) and v[b, g, m, c] before heads are repeated."""
     s, b, g, w = site.spelling, site.b, site.groups, site.value_width
 
@@ -122,9 +139,12 @@ def written(s: Spelling) -> Graph:
     q, k, v = _heads(site)
     k, v = _repeated(site, k), _repeated(site, v)
     model = site.dtype
+    second = _second_values(site)
     if s.casts == "float_products":
         q, k, v = (b.cast(x, DType.FLOAT32) for x in (q, k, v))
+        second = [b.cast(x, DType.FLOAT32) for x in second]
         site.dtype = DType.FLOAT32
+    relative = _relative(site, q, k) if s.bias == "relative" else None
     scale = 1 / math.sqrt(WIDTH) * (LOG2_E if s.softmax == "exp2" else 1.0)
     turned = _turned(site, k)
     if s.scale in ("mul_q", "split", "div_q"):
@@ -133,14 +153,14 @@ def written(s: Spelling) -> Graph:
     if s.scale in ("mul_k", "split"):
         turned = b.mul(turned, math.sqrt(scale) if s.scale == "split" else scale)
     if s.rank != "four":
-        q, turned, v = (b.reshape(x, (BATCH * HEADS, *x.shape[2:])) for x in (q, turned, v))
+        q, turned, v, *second = (b.reshape(x, (BATCH * HEADS, *x.shape[2:])) for x in (q, turned, v, *second))
     last = tuple(range(q.type.rank))
     flip = (*last[:-2], last[-1], last[-2])
     if s.softmax == "transposed":
         scores = b.matmul(b.transpose(turned, flip), b.transpose(q, flip))
     else:
         scores = b.matmul(q, turned)
-    scores = _scored(site, scores, scale)
+    scores = _scored(site, scores, scale, relative)
     weights, late = _normalised(site, scores)
     if s.softmax == "transposed":
         weights = b.transpose(weights, flip)
@@ -149,6 +169,8 @@ def written(s: Spelling) -> Graph:
     if s.casts != "float_products":
         weights = b.cast(weights, model)
         late = b.cast(late, model) if late is not None else None
+    for other in second:
+        graph.add_output(b.cast(b.reshape(b.matmul(weights, other), (BATCH, HEADS, SEQ, OTHER_WIDTH)), model), "other")
     out = b.matmul(weights, v)
     out = b.cast(out if late is None else b.div(out, late), model)
     out = b.reshape(out, (BATCH, HEADS, SEQ, site.value_width))
@@ -158,7 +180,28 @@ def written(s: Spelling) -> Graph:
     return graph
 
 
-def _scored(site: _Site, scores: Value, scale: float) -> Value:
+def _second_values(site: _Site) -> list[Value]:
+    """Values of the heads that meet the same weights."""
+    if site.spelling.weights != "two_values":
+        return []
+    return [site.input("other_values", (BATCH, HEADS, site.m, OTHER_WIDTH))]
+
+
+def _relative(site: _Site, q: Value, k: Value) -> Value:
+    """Scores of content to position and of position to content (He et al. 2021): a product with the vectors of all
+    distances, of which each pair takes its own."""
+    b, span = site.b, 12
+    i, j = b("iota", shape=(SEQ, 1), axis=0), b("iota", shape=(1, site.m), axis=1)
+    back = b("max", b("min", b.add(b.sub(i, j), span), 2 * span - 1), 0)  # [n, m]
+    parts = []
+    for x, steps, name in ((q, back, "to_position"), (k, b.transpose(back, (1, 0)), "to_content")):
+        vectors = site.constant((1, HEADS, WIDTH, 2 * span), name)
+        places = b.expand(b.unsqueeze(steps, 0, 1), (BATCH, HEADS, *steps.shape))
+        parts.append(b("gather_elements", b.matmul(x, vectors), places, axis=3))
+    return b.add(parts[0], b.transpose(parts[1], (0, 1, 3, 2)))
+
+
+def _scored(site: _Site, scores: Value, scale: float, relative: Value | None) -> Value:
     """Scale, softcap, bias and mask on the scores, in the rank and orientation that they have."""
     s, b = site.spelling, site.b
     terms = Terms(b, site.dtype, (BATCH, HEADS, SEQ, site.m), site.input, site.constant)
@@ -186,7 +229,7 @@ def _scored(site: _Site, scores: Value, scale: float) -> Value:
     if s.softcap == "tanh":
         scores = b.mul(b("tanh", b.div(scores, 3.0)), 3.0)
     if s.bias != "none":
-        scores = b.add(scores, fit(terms.bias(s.bias).value))
+        scores = b.add(scores, fit(terms.bias(s.bias).value if relative is None else relative))
     for term in terms.mask(s.mask):
         x = fit(term.value)
         scores = b.add(scores, x) if term.fill is None else b("where", x, scores, term.fill)
@@ -199,15 +242,32 @@ def _normalised(site: _Site, scores: Value) -> tuple[Value, Value | None]:
     if s.casts in ("double", "half_float", "bfloat_float"):
         scores = b.cast(scores, DType.FLOAT64 if s.casts == "double" else DType.FLOAT32)
     m = scores.shape[-1]
+    if s.sink in ("summed", "one"):
+        sink = b.cast(site.constant((1, HEADS, 1, 1), "sink"), scores.dtype) if s.sink == "summed" else None
+        return _beside(b, scores, sink, s.softmax == "written"), None
     if s.sink != "none":
         sink = b.cast(site.constant((1, HEADS, 1, 1), "sink"), scores.dtype)
-        scores = b("concat", scores, b.expand(sink, (*scores.shape[:3], 1)), axis=-1)
+        column = b.expand(sink, (*scores.shape[:3], 1))
+        scores = b("concat", *((column, scores) if s.sink == "first" else (scores, column)), axis=-1)
         if s.sink == "shifted":
             scores = b.sub(scores, b("reduce_max", scores, axes=(-1,), keepdims=True))
     weights, late = _softmax(b, s.softmax, scores)
     if s.sink != "none":
-        weights = b("slice", weights, axes=(3,), starts=(0,), sizes=(m,))
+        weights = b("slice", weights, axes=(3,), starts=(1 if s.sink == "first" else 0,), sizes=(m,))
     return weights, late
+
+
+def _beside(b: Builder, x: Value, sink: Value | None, shifted: bool) -> Value:
+    """e^x over e^sink + sum(e^x), and over 1 + sum(e^x) without a sink."""
+    peak = b("reduce_max", x, axes=(-1,), keepdims=True) if shifted else None
+    if peak is not None:
+        peak = b("max", peak, 0.0 if sink is None else sink)
+        x = b.sub(x, peak)
+    e = b("exp", x)
+    total = b("reduce_sum", e, axes=(-1,), keepdims=True)
+    if sink is None:
+        return b.div(e, b.add(total, 1.0 if peak is None else b("exp", b("neg", peak))))
+    return b.div(e, b.add(total, b("exp", sink if peak is None else b.sub(sink, peak))))
 
 
 def _softmax(b: Builder, how: str, x: Value) -> tuple[Value, Value | None]:
@@ -215,11 +275,21 @@ def _softmax(b: Builder, how: str, x: Value) -> tuple[Value, Value | None]:
         return b("softmax", x, axis={"last": -1, "positive_axis": 3, "transposed": -2}[how]), None
     if how == "log":
         return b("exp", b("log_softmax", x, axis=-1)), None
+    safe = how in ("safe", "late_safe")
     if how != "written_nomax":
-        x = b.sub(x, b("reduce_max", x, axes=(-1,), keepdims=True))
+        peak = b("reduce_max", x, axes=(-1,), keepdims=True)
+        x = b.sub(x, b("where", b("equal", peak, -math.inf), 0.0, peak) if safe else peak)
     e = b("pow", b.constant(np.asarray(2.0, x.dtype.numpy)), x) if how == "exp2" else b("exp", x)
-    total = b("reduce_sum", e, axes=(-1,), keepdims=True)
-    return (e, total) if how == "late" else (b.div(e, total), None)
+    total = b("reduce_sum", e, axes=(-1,), keepdims=how != "flat_sum")
+    if how == "flat_sum":
+        total = b.unsqueeze(total, x.type.rank - 1)
+    if safe:
+        total = b("where", b("equal", total, 0.0), 1.0, total)
+    if how == "log_written":
+        return b("exp", b.sub(x, b("log", total))), None
+    if how == "reciprocal":
+        return b.mul(e, b("reciprocal", total)), None
+    return (e, total) if how.startswith("late") else (b.div(e, total), None)
 
 
 def attention(s: Spelling) -> Graph:
@@ -228,8 +298,10 @@ def attention(s: Spelling) -> Graph:
     b, graph = site.b, site.graph
     q, k, v = _heads(site)
     k = b.transpose(k, (0, 1, 3, 2)) if s.keys == "given" else k
+    second = _second_values(site)
     score_dtype = DType.FLOAT32 if s.casts == "float_products" else site.dtype
     model, site.dtype = site.dtype, score_dtype
+    relative = _relative_term(site, q, k) if s.bias == "relative" else None
     scale = 1 / math.sqrt(WIDTH) * (LOG2_E if s.softmax == "exp2" else 1.0)
     rounded = {
         "mul_scores": site.rounded(scale),
@@ -250,7 +322,7 @@ def attention(s: Spelling) -> Graph:
     if s.softcap == "tanh":
         score = f"tanh(({score}) / 3.0) * 3.0"
     if s.bias != "none":
-        bias = terms.bias(s.bias)
+        bias = terms.bias(s.bias) if relative is None else relative
         score, loads = f"{score} + {bias.text}", loads | bias.loads
     mask: list[str] = []
     for term in terms.mask(s.mask):
@@ -266,11 +338,17 @@ def attention(s: Spelling) -> Graph:
     attrs: dict[str, Any] = {"scale": rounded, "score": score, "weights": s.weights == "output"}
     if mask:
         attrs["mask"] = " and ".join(f"({c})" for c in mask)
-    if s.sink != "none":
+    if s.sink == "one":
+        attrs["sink"] = "0.0"
+    elif s.sink != "none":
         site.dtype = model if s.casts != "float_products" else DType.FLOAT32
         loads["sink"] = site.constant((1, HEADS, 1, 1), "sink")
         attrs["sink"] = "sink[0, h, 0, 0]"
     wide = [b.cast(x, score_dtype) for x in (q, k, v)]
+    for other in second:
+        operands = (wide[0], _repeated(site, wide[1]), b.cast(other, score_dtype), *loads.values())
+        attended = b.multi("attention", *operands, loads=tuple(loads), **attrs)
+        graph.add_output(b.cast(attended[0], model), "other")
     results = b.multi("attention", *wide, *loads.values(), loads=tuple(loads), **attrs)
     out = b.cast(results[0], model)
     graph.add_output(b.reshape(b.transpose(out, (0, 2, 1, 3)), (BATCH, SEQ, HEADS * site.value_width)), "out")
@@ -278,6 +356,12 @@ def attention(s: Spelling) -> Graph:
         weights = results[1] if s.casts == "float_products" else b.cast(results[1], model)
         graph.add_output(b.reshape(weights, (BATCH * HEADS, SEQ, site.m)) if s.rank != "four" else weights, "weights")
     return graph
+
+
+def _relative_term(site: _Site, q: Value, k: Value) -> Term:
+    wide = [site.b.cast(x, site.dtype) for x in (q, _repeated(site, k))]
+    value = _relative(site, *wide)
+    return Term(value, "bias[b, h, i, j]", loads={"bias": value})
 
 
 def _literal(x: float) -> str:

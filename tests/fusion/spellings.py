@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 
-__all__ = ["CHOICES", "Spelling", "covering", "is_valid"]
+__all__ = ["APART", "CHOICES", "Pair", "Spelling", "covering", "is_valid", "pairs_of", "possible_pairs"]
+
+Pair = tuple[tuple[str, str], tuple[str, str]]
+"""Two dimensions, in the order of their names, and a value of each."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     # where the heads come from: given, a projection each, one projection cut up in four ways
@@ -15,7 +18,23 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "keys": ("once", "twice", "merged", "given"),
     "repeat": ("none", "expand", "gather", "concat"),
     "scale": ("div_scores", "mul_scores", "mul_q", "div_q", "mul_k", "split", "absent", "per_head", "learned"),
-    "softmax": ("last", "positive_axis", "transposed", "written", "written_nomax", "exp2", "late", "log"),
+    "softmax": (
+        "last",
+        "positive_axis",
+        "transposed",
+        "written",
+        "written_nomax",
+        "reciprocal",
+        "flat_sum",
+        "exp2",
+        "late",
+        "log",
+        "log_written",
+        # as our own export writes it: rows without a key get zeros
+        "safe",
+        "late_safe",
+    ),
+    "rope": ("none", "half", "interleaved", "partial", "complex"),
     # the dtype of the model, and of the softmax where it differs
     "casts": ("none", "double", "half", "half_float", "bfloat_float", "float_products"),
     "guard": ("none", "nan"),
@@ -33,6 +52,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "prefix_where_inf",
         "penalty",
         "causal_penalty",
+        "penalty_twice",
+        "twice_add_min",
         "padding_where_inf",
         "padding_add_min",
         "causal_padding_inf",
@@ -42,12 +63,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "float_1h1m",
         "float_nm",
     ),
-    "bias": ("none", "alibi", "alibi_keys", "buckets", "dense"),
+    "bias": ("none", "alibi", "alibi_keys", "buckets", "dense", "relative"),
     "softcap": ("none", "tanh"),
-    "sink": ("none", "plain", "shifted"),
+    # a column of scores behind or before the others, one more term of the sum, and a term of 1
+    "sink": ("none", "plain", "shifted", "first", "summed", "one"),
     "width": ("same", "other"),
-    "cross": ("self", "cross"),
-    "weights": ("inside", "output"),
+    "cross": ("self", "cross", "prefix"),
+    "weights": ("inside", "output", "two_values"),
 }
 
 
@@ -60,6 +82,7 @@ class Spelling:
     repeat: str = "none"
     scale: str = "div_scores"
     softmax: str = "last"
+    rope: str = "none"
     casts: str = "none"
     guard: str = "none"
     rank: str = "four"
@@ -79,7 +102,7 @@ class Spelling:
     @property
     def data_dependent(self) -> bool:
         """Whether the mask arrives as an input."""
-        return self.mask.startswith("float") or "padding" in self.mask or "penalty" in self.mask
+        return any(word in self.mask for word in ("float", "padding", "penalty", "twice"))
 
     @property
     def ends_in_infinity(self) -> bool:
@@ -87,21 +110,12 @@ class Spelling:
         return self.mask.endswith("inf") or self.mask.startswith("float")
 
     @property
-    def may_be_refused(self) -> bool:
-        """Whether a row may lose all its keys in a way that the original turns into NaN: no fusion, or one that gives
-        NaN too, is right then."""
-        if not self.data_dependent:
-            return False
-        if self.softmax == "written_nomax":
-            return True
-        return self.ends_in_infinity and self.guard == "none" and self.sink == "none"
-
-    @property
     def full_rows(self) -> bool:
         """Whether the original gives numbers when all keys of a row are masked."""
         if self.softmax == "written_nomax":
             return self.ends_in_infinity and self.guard == "nan"
-        return not self.ends_in_infinity or self.guard == "nan" or self.sink != "none"
+        safe = self.softmax in ("safe", "late_safe") or self.guard == "nan" or self.sink != "none"
+        return not self.ends_in_infinity or safe
 
     @property
     def is_half(self) -> bool:
@@ -125,59 +139,92 @@ class Spelling:
         return not learned and not self.data_dependent
 
 
+_FIVE = ("packed_five_slice", "packed_five_gather", "head_packed")
+_WRITTEN = ("last", "positive_axis", "written")
+
+APART: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...]], ...] = (
+    ("source", ("packed_slices", *_FIVE), "cross", ("cross", "prefix")),
+    ("source", _FIVE, "repeat", ("expand", "gather", "concat")),
+    ("source", _FIVE, "width", ("other",)),
+    ("keys", ("given",), "source", ("projected", "packed_slices", *_FIVE)),
+    ("keys", ("given",), "rope", ("half", "interleaved", "partial", "complex")),
+    ("keys", ("given",), "cross", ("prefix",)),
+    ("keys", ("given",), "bias", ("relative",)),
+    ("sink", ("plain", "shifted", "first"), "softmax", tuple(v for v in CHOICES["softmax"] if v not in _WRITTEN)),
+    ("sink", ("summed", "one"), "softmax", tuple(v for v in CHOICES["softmax"] if v not in ("last", "written"))),
+    ("sink", CHOICES["sink"][1:], "rank", ("three_back", "three_merged")),
+    ("softmax", ("positive_axis",), "rank", ("three_back", "three_merged")),
+    ("softmax", ("late", "late_safe"), "weights", ("output", "two_values")),
+    ("softmax", ("late", "late_safe"), "guard", ("nan",)),
+    # A window of an attention with fewer keys than queries leaves rows without a key.
+    ("mask", ("window_add_inf", "window_where_min"), "cross", ("cross",)),
+)
+"""Which values of two dimensions do not go together. None is the first of its dimension, so that every other pair can
+be completed by the first values of the rest."""
+
+
 def is_valid(s: Spelling) -> bool:
     """Whether the choices go together."""
-    packed = s.source not in ("heads", "projected")
-    five = packed and s.source != "packed_slices"
-    rules = (
-        not (packed and s.cross == "cross"),
-        not (five and (s.repeat != "none" or s.width == "other")),
-        not (s.keys == "given" and s.source != "heads"),
-        not (s.sink != "none" and (s.softmax not in ("last", "positive_axis", "written") or s.rank != "four")),
-        not (s.softmax == "positive_axis" and s.rank != "four"),
-        not (s.softmax == "late" and (s.weights == "output" or s.guard == "nan")),
-        # A window of an attention with fewer keys than queries leaves rows without a key.
-        not (s.mask.startswith("window") and s.cross == "cross"),
-    )
-    return all(rules)
+    return not any(getattr(s, a) in first and getattr(s, b) in second for a, first, b, second in APART)
 
 
-def _pairs(values: dict[str, str]) -> set[tuple[tuple[str, str], tuple[str, str]]]:
+def pairs_of(values: dict[str, str]) -> set[Pair]:
+    """Every pair of values in a choice of some dimensions."""
     return set(combinations(sorted(values.items()), 2))
 
 
-def covering(count: int, seed: int = 0) -> list[Spelling]:
-    """``count`` or more different spellings that hold every pair of choices that go together, the same for a seed."""
-    rng = random.Random(seed)
-
-    def draw(**fixed: str) -> Spelling | None:
-        for _ in range(60):
-            # Plain choices come often, so that the others are not drowned.
-            values = {k: v[0] if rng.random() < 0.3 else rng.choice(v) for k, v in CHOICES.items()} | fixed
-            spelling = Spelling(**values)
-            if is_valid(spelling):
-                return spelling
-        return None
-
-    missing = {
-        ((a, x), (b, y))
-        for a, b in combinations(sorted(CHOICES), 2)
-        for x in CHOICES[a]
-        for y in CHOICES[b]
+def possible_pairs() -> set[Pair]:
+    """Every pair of values of two dimensions that go together."""
+    found = {
+        ((a, x), (b, y)) for a, b in combinations(sorted(CHOICES), 2) for x in CHOICES[a] for y in CHOICES[b]
     }  # fmt: skip
+    apart = {
+        tuple(sorted(((a, x), (b, y)))) for a, first, b, second in APART for x in first for y in second
+    }  # fmt: skip
+    return {pair for pair in found if pair not in apart}
+
+
+def covering(count: int) -> list[Spelling]:
+    """``count`` or more different spellings that hold every pair of values that go together, always the same.
+
+    Greedy (Cohen et al. 1997, AETG): each starts from a pair that is missing, and takes for one dimension after the
+    other the value that adds most missing pairs.
+    """
+    possible = possible_pairs()
+    missing = sorted(possible)
+    left = set(missing)
     found: dict[Spelling, None] = {Spelling(): None}
-    for pair in sorted(missing):
-        if pair not in missing:
-            continue
-        drawn = [s for s in (draw(**dict(pair)) for _ in range(6)) if s is not None]
-        if not drawn:
-            missing.discard(pair)
-            continue
-        best = max(drawn, key=lambda s: len(missing & _pairs(asdict(s))))
-        missing -= _pairs(asdict(best))
-        found[best] = None
-    while len(found) < count:
-        extra = draw()
-        if extra is not None:
-            found[extra] = None
+    left -= pairs_of(asdict(Spelling()))
+    for pair in missing:
+        if pair in left:
+            _add(found, _completed(dict(pair), possible, left), left)
+    turn = 0
+    while len(found) < count:  # pairs for a second time
+        pair = missing[(turn * 7919) % len(missing)]
+        turn += 1
+        _add(found, _completed(dict(pair), possible, set(missing[turn % 7 :: 7])), left)
     return list(found)
+
+
+def _add(found: dict[Spelling, None], spelling: Spelling, left: set[Pair]) -> None:
+    left -= pairs_of(asdict(spelling))
+    found[spelling] = None
+
+
+def _completed(values: dict[str, str], possible: set[Pair], left: set[Pair]) -> Spelling:
+    """A spelling with these values and others that go together with them and hold many pairs of ``left``."""
+    rest = sorted((name for name in CHOICES if name not in values), key=lambda name: (-len(CHOICES[name]), name))
+    for name in rest:
+        best, most = CHOICES[name][0], -1
+        for value in CHOICES[name]:
+            new = _new_pairs(values, name, value)
+            gain = sum(pair in left for pair in new) if all(pair in possible for pair in new) else -1
+            if gain > most:
+                best, most = value, gain
+        values[name] = best
+    return Spelling(**values)
+
+
+def _new_pairs(values: dict[str, str], name: str, value: str) -> Iterable[Pair]:
+    mine = (name, value)
+    return [(mine, other) if mine < other else (other, mine) for other in values.items()]

@@ -89,8 +89,12 @@ class Terms:
             return []
         if kind == "float":
             return [self._float(end)]
-        if how in ("penalty", "causal_penalty"):
-            first = [self._conditional("causal", "add", -np.inf)] if how == "causal_penalty" else []
+        if how in ("penalty", "causal_penalty", "penalty_twice"):
+            first = {
+                "penalty": [],
+                "causal_penalty": [self._conditional("causal", "add", -np.inf)],
+                "penalty_twice": [self._conditional("causal", "add", -10000.0)],
+            }[how]
             return [*first, self._penalty()]
         fill = -np.inf if end == "inf" else float(np.finfo(np.float32).min)
         if end == "min" and self.dtype is DType.FLOAT16:
@@ -99,6 +103,8 @@ class Terms:
             import ml_dtypes
 
             fill = float(ml_dtypes.finfo(ml_dtypes.bfloat16).min)  # type: ignore[no-untyped-call]
+        if how == "twice_add_min":
+            return [self._conditional(name, "add", fill / 4) for name in ("causal", "padding")]
         name, _, style = kind.rpartition("_")
         if kind == "causal_padding":
             name, style = kind, "add" if end == "min" else "where"

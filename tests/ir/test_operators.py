@@ -184,7 +184,6 @@ UNARY: Mapping[str, Callable[[Any], Any]] = {
     "bit_not": lambda x: -x - 1,
     "is_nan": math.isnan,
     "is_inf": math.isinf,
-    "silu": lambda x: x / (1 + math.exp(-x)),
 }
 
 
@@ -337,6 +336,15 @@ def _conv(x: Any, w: Any, bias: Any = None, **a: Any) -> Any:
     return runtime("Conv", x, w, bias, pads=pads, **attrs)[0]
 
 
+def _gelu(x: Any, approximate: str = "none", scale: float | None = None, cubic: float | None = None) -> Any:
+    if scale is None:
+        return reference("Gelu", x, approximate=approximate)[0]
+    if cubic is None:
+        return np.array([v / 2 * (1 + math.erf(scale * v)) for v in x.reshape(-1).tolist()]).reshape(x.shape)
+    y = x.astype(np.float64)
+    return y / 2 * (1 + np.tanh(scale * (y + cubic * y**3)))
+
+
 REFERENCE: Mapping[str, Callable[..., Any]] = {
     "reduce_sum": _reduced("ReduceSum"),
     "reduce_mean": _reduced("ReduceMean"),
@@ -355,7 +363,8 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     )[0],
     "softmax": lambda x, **a: reference("Softmax", x, axis=a.get("axis", -1))[0],
     "log_softmax": lambda x, **a: reference("LogSoftmax", x, axis=a.get("axis", -1))[0],
-    "gelu": lambda x, **a: reference("Gelu", x, approximate=a.get("approximate", "none"))[0],
+    "gelu": _gelu,
+    "silu": lambda x, **a: x / (1 + np.exp(-a.get("alpha", 1.0) * x.astype(np.float64))),
     "cast": lambda x, **a: reference("Cast", x, to=helper.np_dtype_to_tensor_dtype(a["dtype"].numpy))[0],
     "matmul": lambda x, y: runtime("MatMul", x, y)[0],
     "transpose": lambda x, **a: reference("Transpose", x, perm=list(a["order"]))[0],
