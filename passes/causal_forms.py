@@ -143,7 +143,8 @@ def _shift(graph: Graph, node: Node) -> Value | None:
         alone = all(d == 0 for k, d in enumerate(before) if k != axis) and all(d == 0 for d in after)
     else:
         alone = node.attr("axis") % whole.type.rank == axis and len(node.operands) > 1
-    if not alone or start != 0 or not isinstance(length, SymDim) or node.output.shape[axis] != length:
+    named = isinstance(length, SymDim) and str(length).isidentifier()  # an axis that has no prefix of its own
+    if not alone or start != 0 or not named or node.output.shape[axis] != length:
         return None
     operands = [whole if v is x else v for v in node.operands]
     longer = graph.add(node.op, *operands, attrs=node.attrs, source=node.source)[0]

@@ -9,10 +9,11 @@ are made anew, in order. The proof is the time analysis; without it nothing is i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..ir import Builder, Dim, Graph, Node, SymDim, TensorType, UnsupportedError, Value
+from ..ir import Builder, Dim, Graph, Node, SymDim, TensorType, UnsupportedError, UsageError, Value
 from ..ir.cacheplan import CachePlan, TimeInput, TimeOutput
 from ..ir.dims import substitute_dim
 from .absorb_latent import absorb_latent
@@ -58,6 +59,10 @@ def insert_cache(
 
     Raises LeakError with the node, the reason and the path where the model is not causal, and UsageError.
     """
+    own = sorted(n for n in graph.size_names() if n == str(PAST) or re.fullmatch(rf"{PAST}_\d+", n))
+    if own or graph.states:
+        what = f"a size called {own[0]}" if own else "states"
+        raise UsageError(f"{graph.name} has {what}: it seems to have a cache already")
     analysis = analyse(graph, time)
     for output in graph.outputs:
         check_causal(analysis, output.value, output.name)

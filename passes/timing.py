@@ -52,6 +52,14 @@ class TimingAnalysis:
         for node in self.graph.nodes:
             for value, timing in zip(node.outputs, self._of_node(node), strict=True):
                 self.timings[value] = timing
+        for output in self.graph.outputs:
+            self._check_output(output.value)
+
+    def _check_output(self, value: Value) -> None:
+        """An output with an entry for every two tokens gets new entries in its earlier rows: it is not causal."""
+        if value.producer is not None and len(self[value].axes) > 1 and self[value].kind is not Kind.LEAK:
+            reason = f"gives {value.type}: an entry for every two tokens, so that a later one adds to earlier rows"
+            self.timings[value] = Timing(Kind.LEAK, leak=Leak(value.producer, reason))
 
     def __getitem__(self, value: Value) -> Timing:
         return STATIC if value.constant is not None else self.timings[value]

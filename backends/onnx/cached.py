@@ -85,7 +85,8 @@ class _Rewriting:
         n, total = key.new.shape[2], whole[0].shape[2]
         heads, kv_heads = (int(str(x.shape[1])) for x in (q, key.new))
         bias, sees = self._bias(b, node, grouped)
-        keys, tables, turned = key.new, (None, None), self._tables(node, grouped)
+        keys, turned = key.new, self._tables(node, grouped)
+        tables: tuple[Value | None, ...] = (None, None)
         if turned is not None:
             q, keys, tables = turned.queries, turned.keys, turned.tables
         queries = self.flat.heads_inside(b, q)

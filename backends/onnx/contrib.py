@@ -108,7 +108,7 @@ class SkipRmsNorm(Operator):
     """s = x + skip, and its RMSNorm over the last axis times ``weight``; gives (norm, s)."""
 
     name = "ort.skip_rms_norm"
-    inputs = ("x", "skip", "weight")
+    inputs: tuple[str, ...] = ("x", "skip", "weight")
     attributes: ClassVar[Mapping[str, Attr]] = {"eps": Attr("float")}
 
     def infer(self, call: Call) -> tuple[TensorType, ...]:
@@ -178,12 +178,12 @@ def _flat_rope(e: Emitter, node: Node) -> Ref:
 
 def _blind_rows(e: Emitter, node: Node) -> Ref:
     x, sees, values, length = (e.operand(node, k) for k in range(4))
-    heads, groups, width = node.attr("heads"), values.shape[1], values.shape[3]
+    heads, groups, width = (int(str(d)) for d in (node.attr("heads"), values.shape[1], values.shape[3]))
     read = e.node("Slice", values, e.ints([0]), length, e.ints([2]))
     mean = e.node("ReduceMean", read, e.ints([2]), keepdims=1)
     # [b, g, 1, d] → [b, 1, heads·d], a group's mean for each of its heads
-    wide = e.node("Expand", mean, e.ints([1, groups, int(heads) // int(str(groups)), width]))
-    flat = e.node("Reshape", wide, e.ints([0, 1, int(heads) * int(str(width))]))
+    wide = e.node("Expand", mean, e.ints([1, groups, heads // groups, width]))
+    flat = e.node("Reshape", wide, e.ints([0, 1, heads * width]))
     return e.node("Where", sees, x, flat, dtype=DType.FLOAT32)
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...ir import Dim, DType, Expr, MaskSet, Node, ParseError, Value
+from ...ir import Dim, DType, Expr, MaskSet, Node, ParseError, SymDim, Value
 from ...ir.dims import symbol_and_offset
 from ...ir.expr import Var, variables
 from ...ir.ops.attention import DOT
@@ -103,7 +103,7 @@ def _held(x: Value) -> Held | None:
     if node.op.name == "state_append" and node.attr("axis") % 4 == 2:
         past = node.graph.states[node.attr("state")].type.shape[2]
         alone = len(x.uses) == 1 and not x.is_output
-        is_symbol = symbol_and_offset(past) == (str(past), 0)
+        is_symbol = isinstance(past, SymDim) and symbol_and_offset(past) == (str(past), 0)
         return Held(node, node.operands[0], past, node.attr("state"), None) if alone and is_symbol else None
     if node.op.name == "concat" and node.attr("axis") % 4 == 2 and len(node.operands) == 2:
         read, new = node.operands

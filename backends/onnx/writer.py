@@ -119,7 +119,7 @@ def write(graph: Graph, dialect: Dialect) -> Exported:
         described[state.name] = {"name": state.name, "input": name} | _describe(state)
     fixed = {name for v in graph.inputs for d in v.shape for name in symbols(d) if d == symbol(name)}
     e.sizes.may_be_zero = frozenset(graph.size_names() - fixed)
-    lengths = {size: e.names.unique(f"{size}_length") for size in filled.values()}
+    lengths = {size: e.names.unique(f"{size}_length") for size in dict.fromkeys(filled.values())}
     for size, name in lengths.items():
         inputs.append(value_info(name, TensorType(DType.INT64, (1,))))
         e.sizes.given(size, Ref(name, DType.INT64, (1,)))

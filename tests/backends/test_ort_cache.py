@@ -280,6 +280,9 @@ def test_a_failed_run_leaves_the_states() -> None:
     one(graph, executable, states, [1, 2, 3])
     with pytest.raises(AttncError, match="step"):
         one(graph, executable, states, [999])
+    other = empty()
+    with pytest.raises(AttncError, match="step"):
+        one(graph, executable, other, [7, 8, 999])
     close(one(graph, executable, states, [4]), fresh(graph, [1, 2, 3, 4]))
 
 

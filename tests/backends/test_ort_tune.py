@@ -54,7 +54,7 @@ def two_axes(graph: Graph, b: Builder, x: Value, y: Value) -> Sequence[Value]:
 
 
 def with_a_gap(graph: Graph, b: Builder, x: Value, y: Value) -> Sequence[Value]:
-    return columns(x, b, [2, 6])[:1] + [b("slice", x, axes=(2,), starts=(3,), sizes=(5,))]
+    return [*columns(x, b, [2, 6])[:1], b("slice", x, axes=(2,), starts=(3,), sizes=(5,))]
 
 
 def read_besides(graph: Graph, b: Builder, x: Value, y: Value) -> Sequence[Value]:

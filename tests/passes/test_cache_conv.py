@@ -137,6 +137,18 @@ def test_a_convolution_written_as_shifts_keeps_its_rows_once() -> None:
     assert [(s.name, s.size) for s in found.plan.states] == [("0.rows", "36*batch"), ("seen", "length")]
 
 
+def test_a_shift_of_a_shift() -> None:
+    """A pad of what was cut from behind a prefix is one of its own, and not of the longer axis."""
+    graph, x, b = takes(BATCH, SEQ, 3)
+    y = x
+    for k in (1.0, 0.0):
+        longer = b("tanh", b("pad", y, k, before=(0, 1, 0), after=(0, 0, 0)))
+        y = b("slice", longer, axes=(1,), starts=(0,), sizes=(SEQ,))
+    graph.add_output(y, "y")
+    found = compare(graph, {"x": normal(2, 7, 3)}, [2, 1, 4])
+    assert [s.name for s in found.plan.states] == ["0.rows", "1.rows", "seen"]
+
+
 def test_the_token_behind_is_refused() -> None:
     graph, x, b = takes(BATCH, SEQ, 3)
     later = b("slice", x, axes=(1,), starts=(1,), sizes=(SEQ - 1,))
