@@ -67,7 +67,8 @@ def row(path: Path) -> Row:
         return Row(path.stem, "–", "–", "–", "–", f"refused: {str(error).split('. The way')[0]}")
     plan = cached.plan
     kinds = Counter(s.kind for s in plan.states)
-    words = {w for s in plan.states if s.kind in ("append", "ring") for w in re.findall(r"\(([^()]*)\); an entry", s.proof)}
+    proofs = [s.proof for s in plan.states if s.kind in ("append", "ring")]
+    words = {word for proof in proofs for word in re.findall(r"\(([^()]*)\); an entry", proof)}
     return Row(
         path.stem,
         ", ".join(f"{t}: {tokens(path, t)}" for t in TARGETS),
@@ -81,8 +82,9 @@ def row(path: Path) -> Row:
 def growth(plan: CachePlan, size: str) -> int:
     """The bytes that one more token adds, for one row."""
     formula = parse_dim(size)
-    names = {name for name in _names(size)}
-    at = [{name: 1 for name in names} | {n: k for n in names if n == "length" or n.startswith("past")} for k in (3, 4)]
+    names = _names(size)
+    grown = [n for n in names if n == "length" or n.startswith("past")]
+    at = [dict.fromkeys(names, 1) | dict.fromkeys(grown, k) for k in (3, 4)]
     return evaluate_dim(formula, at[1]) - evaluate_dim(formula, at[0])
 
 
@@ -145,7 +147,7 @@ def main() -> None:
     right = sum(r.tokens.count("24/24") == len(TARGETS) for r in cached)
     lines = [
         TEXT,
-        f"Cached: {len(cached)} of {len(rows)} files, of which {right} give all 24 tokens on both targets, all three ways.\n",
+        f"Cached: {len(cached)} of {len(rows)} files; {right} give all 24 tokens on both targets in all three ways.\n",
         "| file | tokens | states | bytes per token | multiply-adds per step | what is read, or why not |",
         "|---|---|---|---:|---:|---|",
         *map(str, rows),

@@ -21,8 +21,8 @@ from .causality import describe_causality
 from .cli_generate import stream, token_ids
 from .compile import compile_graph
 from .group import EXIT_CODES, TERMINATED, AttncGroup
-from .join import joined
 from .inspect import describe, describe_artifact
+from .join import joined
 from .program import open_program
 from .progress import progress_on_stderr
 from .targets import attnc_version, find_backend

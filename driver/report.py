@@ -77,8 +77,8 @@ _NORMALISE = {"sum": "scores divided by their sum", "none": "the scores themselv
 
 @dataclass(frozen=True)
 class CacheReport:
-    """One state that keeps results between runs, and why that changes no result. ``kind`` as in ``CacheState``, ``size``
-    in bytes as a formula of the sizes; ``length`` is the number of tokens seen."""
+    """One state that keeps results between runs, and why that changes no result. ``kind`` as in ``CacheState``;
+    ``size`` in bytes as a formula of the sizes, where ``length`` is the number of tokens seen."""
 
     state: str
     type: str

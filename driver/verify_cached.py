@@ -37,8 +37,8 @@ def verify_cached(
     tolerance: float | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Verification:
-    """Runs the full model in float64, and the program over the same tokens in every way of ``SPLITS``; all rows that the
-    program gives are compared. Raises the model's error when it runs at none of the sizes."""
+    """Runs the full model in float64, and the program over the same tokens in every way of ``SPLITS``; all rows that
+    the program gives are compared. Raises the model's error when it runs at none of the sizes."""
     allowed = tolerances(source)
     result = Verification({})
     failure: AttncError | None = None

@@ -18,6 +18,7 @@ from ..ir.maskset import causal
 from ..ir.ops.attention import AXES
 from ..ir.presburger import limited, load_isl, read_set
 from ..ir.simplify import Simplifier
+from .swallowed import hides_later_keys
 
 if TYPE_CHECKING:
     from .timing import TimingAnalysis
@@ -60,17 +61,28 @@ def attention_leak(analysis: TimingAnalysis, node: Node) -> str | None:
         return str(error)
     lead = analysis[k].axes[0].lead if along_k else 0
     if along_k and not (free.mask or MaskSet.all()).is_subset(causal(str(lead)), f"0 <= i < {analysis.time}"):
-        words = "it has no mask" if free.mask is None else f"its mask is {free.mask.words()}"
-        return f"lets position i read positions behind it: {words}"
+        softmax = node.attr("normalise") == "softmax"
+        if not softmax or not hides_later_keys(free.expressions["score"], analysis.length, lead):
+            words = "it has no mask" if free.mask is None else f"its mask is {free.mask.words()}"
+            return f"lets position i read positions behind it: {words}"
+        _assume(
+            analysis,
+            "a query whose keys are all penalised (padding before the first token) weighs the keys so far, where the "
+            "full model weighs later ones too",
+        )
     reason = _loads_leak(analysis, node, free)
     if reason is None and along_k and node.attr("empty") == "mean" and not _has_keys(free, analysis.time):
-        condition = (
+        _assume(
+            analysis,
             "a query whose keys are all masked (padding before the first token) gets the mean of the values so far, "
-            "where the full model takes the mean of all"
+            "where the full model takes the mean of all",
         )
-        if condition not in analysis.conditions:
-            analysis.conditions.append(condition)
     return reason
+
+
+def _assume(analysis: TimingAnalysis, condition: str) -> None:
+    if condition not in analysis.conditions:
+        analysis.conditions.append(condition)
 
 
 def _has_keys(free: LengthFree, time: str) -> bool:

@@ -129,7 +129,7 @@ def _split(e: Emitter, node: Node) -> list[Ref]:
 
 def _silu(e: Emitter, node: Node) -> Ref:
     """x · sigmoid(alpha x) is called QuickGelu there."""
-    return e.node("QuickGelu", e.operand(node), domain=DOMAIN, alpha=1.0)
+    return e.node("QuickGelu", e.operand(node), domain=DOMAIN, alpha=float(node.attr("alpha")))
 
 
 def _has_silu(node: Node, dialect: Dialect) -> bool:

@@ -1,9 +1,10 @@
-"""A trained encoder–decoder of two files, dynamically quantised: refused a cache, and, dequantised, a title by steps."""
+"""A trained encoder–decoder of two files, dynamically quantised: refused a cache; dequantised, a title by steps."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ import attnc
 from attnc.driver.join import join
 from attnc.ir import DType, Graph, evaluate
 from attnc.passes.insert_cache import LeakError
-
 from attnc.tests.models.test_packages import FILES, fetched
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ def tokenizer() -> Tokenizer:
     return found
 
 
-def prompt() -> dict[str, np.ndarray]:
+def prompt() -> dict[str, np.ndarray[Any, Any]]:
     ids = np.array([tokenizer().encode(LOG).ids])
     return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
@@ -66,7 +66,7 @@ def test_the_title_of_a_log(target: str) -> None:
 def test_a_later_token_changes_no_row_once_the_rounding_is_gone() -> None:
     graph = dequantised(fetched("decoder"))
     rng = np.random.default_rng(0)
-    feeds = {
+    feeds: dict[str, np.ndarray[Any, Any]] = {
         "input_ids": rng.integers(3, 30000, (1, 6)),
         "encoder_hidden_states": rng.normal(size=(1, 4, 512)).astype(np.float32),
         "encoder_attention_mask": np.ones((1, 4), np.int64),

@@ -18,7 +18,7 @@ SCALE = np.float32(0.02)
 
 
 def quantised_product(per_column: bool = False, q_is_output: bool = False) -> Graph:
-    """x → DynamicQuantizeLinear → MatMulInteger → Cast → Mul with both scales, as ONNX Runtime's quantiser writes it."""
+    """DynamicQuantizeLinear → MatMulInteger → Cast → Mul with both scales, as ONNX Runtime's quantiser writes it."""
     nodes = [
         helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], "quantise"),
         helper.make_node("MatMulInteger", ["q", "w", "z", "wz"], ["i"], "product"),
@@ -27,9 +27,7 @@ def quantised_product(per_column: bool = False, q_is_output: bool = False) -> Gr
         helper.make_node("Mul", ["f", "both"], ["y"]),
     ]
     scale = np.linspace(0.01, 0.05, 5, dtype=np.float32) if per_column else SCALE
-    weights = [
-        numpy_helper.from_array(np.asarray(a), n) for a, n in ((WEIGHT, "w"), (ZERO, "wz"), (scale, "ws"))
-    ]
+    weights = [numpy_helper.from_array(np.asarray(a), n) for a, n in ((WEIGHT, "w"), (ZERO, "wz"), (scale, "ws"))]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "seq", 6])
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "seq", 5])]
     if q_is_output:
@@ -43,7 +41,8 @@ def test_the_product_is_that_of_the_weights_the_integers_stand_for() -> None:
         graph = quantised_product(per_column)
         result = dequantise(graph)
         verify(graph, after="dequantise")
-        assert result.changed and result.notes == ["1 dynamically quantised tensors computed in floats"]
+        assert result.changed
+        assert result.notes == ["1 dynamically quantised tensors computed in floats"]
         canonicalise(graph)
         assert "round" not in graph.operator_counts()
         x = RNG.normal(size=(2, 3, 6)).astype(np.float32)
@@ -68,9 +67,11 @@ def test_what_is_read_as_integers_stays() -> None:
     graph = quantised_product(q_is_output=True)
     before = str(graph)
     result = dequantise(graph)
-    assert not result.changed and str(graph) == before
+    assert not result.changed
+    assert str(graph) == before
     assert [r.what for r in result.refusals] == ["dequantise"]
-    assert "output" in result.refusals[0].reason and "quantise" in result.refusals[0].node
+    assert "output" in result.refusals[0].reason
+    assert "quantise" in result.refusals[0].node
 
 
 def test_a_stored_scale_is_no_dynamic_quantisation() -> None:
