@@ -37,7 +37,7 @@ Each file was exported without a cache. `attnc.compile(file, cache=True)` follow
 at which node the model reads the future. Tokens: the 24 that PyTorch chooses greedily, re-running the whole prefix for
 each; here by cached steps, after the prompt in one go, in 3 + 4, and token by token. States: how many of which kind
 (append: keys and values that grow; ring: those a window can see; sum; fixed: of the encoder, computed once). Bytes per
-token: what one more token adds for one row; a ring stops growing at its window. Work: multiply-adds of one step after
+token: what one more token adds for one row in the states that grow. Work: multiply-adds of one step after
 {SEEN} tokens, by the cost model, and as a share of what the full model does for the same token.
 """
 
@@ -73,7 +73,7 @@ def row(path: Path) -> Row:
         path.stem,
         ", ".join(f"{t}: {tokens(path, t)}" for t in TARGETS),
         ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())),
-        str(sum(growth(plan, s.size) for s in plan.states if s.kind in ("append", "ring"))),
+        str(sum(growth(plan, s.size) for s in plan.states if s.kind == "append")),
         work(graph, cached.step, plan),
         "; ".join(sorted(words)) or "no attention along time",
     )
@@ -83,8 +83,7 @@ def growth(plan: CachePlan, size: str) -> int:
     """The bytes that one more token adds, for one row."""
     formula = parse_dim(size)
     names = _names(size)
-    grown = [n for n in names if n == "length" or n.startswith("past")]
-    at = [dict.fromkeys(names, 1) | dict.fromkeys(grown, k) for k in (3, 4)]
+    at = [dict.fromkeys(names, 1) | {"length": k} for k in (3, 4)]
     return evaluate_dim(formula, at[1]) - evaluate_dim(formula, at[0])
 
 

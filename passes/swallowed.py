@@ -1,7 +1,8 @@
 """Keys that a penalty in the score hides: a finite number so low that their weight is 0 beside any other key's.
 
-``where(j <= i, s, -3.4e38) + …`` is no mask, for a row that has nothing but penalised keys shares its weights among them;
-but wherever a row has another key, exp(score - peak) is 0 in every float format, and the row reads those keys alone.
+``where(j <= i, s, -3.4e38) + …`` is no mask, for a row that has nothing but penalised keys shares its weights among
+them; but wherever a row has another key, exp(score - peak) is 0 in every float format, and the row reads those keys
+alone.
 """
 
 from __future__ import annotations
