@@ -171,10 +171,9 @@ class Report:
         lines += [f"  {line}" for a in self.attentions for line in a.lines()]
         if self.caches:
             lines.append(f"caches: {len(self.caches)}")
-            lines += [
-                f"  {c.state} ({c.kind}): {c.type}, {'at most ' if c.kind == 'ring' else ''}{c.size or '?'} bytes; {c.proof}"
-                for c in self.caches
-            ]
+            for c in self.caches:
+                size = f"{'at most ' if c.kind == 'ring' else ''}{c.size or '?'} bytes"
+                lines.append(f"  {c.state} ({c.kind}): {c.type}, {size}; {c.proof}")
         if self.refusals:
             lines.append(f"refused: {len(self.refusals)}")
             lines += [f"  {r.what} at {r.node}: {r.reason}" for r in self.refusals]

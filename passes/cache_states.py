@@ -52,7 +52,9 @@ class States:
         node = value.producer
         where = (node.source or node.op.name) if node is not None else f"input {value.name}"
         state = self.step.add_state(State(wanted, type, initial, description=f"{kind}: {where}"))
-        entries = {"past": symbol("length"), **({f"past_{window}": window - 1} if window is not None else {})}
+        entries: dict[str, Dim] = {"past": symbol("length")}
+        if window is not None:
+            entries[f"past_{window}"] = window - 1
         size = substitute_dim(product(type.shape) * (type.dtype.bits // 8 or 1), entries)
         self.found.append(CacheState(wanted, kind, self._batch(type), axis, where, str(size), proof, window))
         return state

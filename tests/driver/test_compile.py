@@ -80,8 +80,10 @@ def test_targets_that_do_not_work(fake: str, graph: Graph) -> None:
 
 
 def test_options(fake: str, graph: Graph) -> None:
-    with pytest.raises(UsageError, match="takes no tokens along a size that varies"):
-        attnc.compile(graph, fake, cache=True)
+    with pytest.raises(UsageError, match="all_logits is an option of a cache"):
+        attnc.compile(graph, fake, all_logits=True)
+    with pytest.raises(UsageError, match=r"no input has an axis of size n; the sizes are: batch, seq"):
+        attnc.compile(graph, fake, cache=True, time="n")
     for option in ({"opset": 0}, {"threads": -1}, {"threads": 1.5}, {"opset": True}):
         with pytest.raises(UsageError, match=f"{next(iter(option))} must be a whole number"):
             attnc.compile(graph, fake, **option)
