@@ -1,4 +1,5 @@
-# make run    fetch a real sentence encoder, compile it, compare it with the original
+# make run    fetch a real language model, compile it, ask it something     make run ARGS="'Why is the sky blue?'"
+# make run-embed   the same for a sentence encoder, compared with the original    make run-titles   for a T5
 # make test   the quick tests                  make test ARGS="-k mask"
 # make check  lint, format, types, quick tests
 # make slow   the slow tests
@@ -27,10 +28,16 @@ STALE := stale
 endif
 
 .DEFAULT_GOAL := run
-.PHONY: run test slow fuzz check lint fmt clean distclean stale
+.PHONY: run run-embed run-titles test slow fuzz check lint fmt clean distclean stale
 
 run: $(STAMP)
+	@$(BIN)/python examples/chat.py $(ARGS)
+
+run-embed: $(STAMP)
 	@$(BIN)/python examples/sentences.py $(ARGS)
+
+run-titles: $(STAMP)
+	@$(BIN)/python examples/titles.py $(ARGS)
 
 test: $(STAMP)
 	@$(PYTEST) -n auto --maxprocesses=8 -m "not slow"
@@ -62,7 +69,7 @@ $(STAMP): pyproject.toml $(STALE)
 		{ echo '$(PY) has no venv module. On Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
 	@'$(BIN)/python' -c 'import pip' 2>/dev/null || '$(PY)' -m venv --clear '$(VENV)'
 	@echo 'Installing attnc and its tools into $(VENV) …'
-	@'$(BIN)/python' -m pip install --quiet --disable-pip-version-check -e '.[dev,demo]'
+	@'$(BIN)/python' -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@printf '%s' '$(CURDIR)' > '$@'
 
 clean:

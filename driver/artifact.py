@@ -5,6 +5,8 @@
     prepare.attnc        the graph of the encoder half, where there is one; the backend's files for it lie in prepare/
     source.attnc         the model as it was loaded, as text
     weights.safetensors  the constants that the backend did not put into files of its own
+    tokenizer.json       what turns text into tokens and back, where it is known
+    chat_template.jinja  what turns a conversation into text, where there is one
     …                    the backend's own files
 
 Opening one reads and checks; it executes nothing.
@@ -24,8 +26,10 @@ from ..ir import ArtifactError, AttncError, Graph, OutputError, parse
 from ..ir.cacheplan import CachePlan
 from .folder import check_replaceable, new_folder
 from .report import Report
+from .stamps import LARGE, Stamps
 from .targets import attnc_version
 from .weights import MappedWeights, tensors_of, write_safetensors
+from .words import Words
 
 __all__ = ["MANIFEST", "Contents", "check_output", "is_artifact", "read", "write"]
 
@@ -36,6 +40,8 @@ PREPARE = "prepare.attnc"
 PREPARE_FOLDER = "prepare"
 SOURCE = "source.attnc"
 WEIGHTS = "weights.safetensors"
+TOKENIZER = "tokenizer.json"
+TEMPLATE = "chat_template.jinja"
 
 
 @dataclass
@@ -50,6 +56,9 @@ class Contents:
     _texts: Mapping[str, str] = field(repr=False)
     _weights: MappedWeights = field(repr=False)
     plan: CachePlan | None = None
+    words: Words | None = None
+    wordless: str = ""
+    """Why there are no words, where that is known."""
 
     def program(self) -> Graph:
         """The final graph."""
@@ -114,6 +123,8 @@ def write(
     *,
     plan: CachePlan | None = None,
     prepare: Graph | None = None,
+    words: Words | None = None,
+    wordless: str = "",
 ) -> None:
     """Writes an artifact; the backend builds its part. An older artifact at ``path`` is replaced in one step.
 
@@ -123,7 +134,7 @@ def write(
         placed = dict(backend.build(graph, folder, options))
         if prepare is not None:
             placed = _build_prepare(prepare, folder / PREPARE_FOLDER, backend, options) | placed
-        reserved = {MANIFEST, PROGRAM, PREPARE, SOURCE, WEIGHTS} & _files(folder)
+        reserved = {MANIFEST, PROGRAM, PREPARE, SOURCE, WEIGHTS, TOKENIZER, TEMPLATE} & _files(folder)
         if reserved:
             raise OutputError(f"the backend {target} wrote {', '.join(sorted(reserved))}, which is attnc's own name")
         (folder / PROGRAM).write_text(str(graph), encoding="utf-8")
@@ -135,6 +146,10 @@ def write(
         rest = {digest: t for digest, t in tensors_of(graphs).items() if digest not in placed}
         if rest:
             placed |= write_safetensors(folder / WEIGHTS, rest)
+        if words is not None:
+            (folder / TOKENIZER).write_text(words.tokenizer_json, encoding="utf-8")
+            if words.template is not None:
+                (folder / TEMPLATE).write_text(words.template, encoding="utf-8")
         manifest = {
             "format": FORMAT,
             "attnc": attnc_version(),
@@ -159,6 +174,15 @@ def write(
             manifest["plan"] = plan.to_dict()
         if prepare is not None:
             manifest["prepare"] = {"inputs": [{"name": v.name, "type": str(v.type)} for v in prepare.inputs]}
+        if words is not None:
+            manifest["words"] = {
+                "tokens": dict(words.tokens),
+                "ends": list(words.ends),
+                "start": words.start,
+                "chat": words.template is not None,
+            }
+        elif wordless:
+            manifest["words"] = {"missing": wordless}
         text = json.dumps(manifest | {"checksum": _checksum(manifest)}, indent=1, ensure_ascii=False, allow_nan=False)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
@@ -183,9 +207,10 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def read(path: Path) -> Contents:
-    """Checks an artifact: the manifest, and that every file is there with its size and hash. Raises ArtifactError that
-    names the file and what differs."""
+def read(path: Path, whole: bool = False) -> Contents:
+    """Checks an artifact: the manifest, and that every file is there with its size and hash. Large files that were
+    hashed before and have not been touched since are not hashed again, unless ``whole`` asks for it. Raises
+    ArtifactError that names the file and what differs."""
     where = path / MANIFEST
     if not path.is_dir():
         kind = "is not a folder" if path.exists() else "does not exist"
@@ -206,13 +231,13 @@ def read(path: Path) -> Contents:
     if manifest.get("checksum") != _checksum(manifest):
         raise ArtifactError(f"{where}: it was altered: its content does not fit its checksum")
     try:
-        contents = _contents(path, manifest)
+        contents = _contents(path, manifest, whole)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{where}: an entry is missing or wrong: {type(error).__name__}: {error}") from error
     return contents
 
 
-def _contents(path: Path, manifest: Mapping[str, Any]) -> Contents:
+def _contents(path: Path, manifest: Mapping[str, Any], whole: bool) -> Contents:
     files = {str(name): (int(f["size"]), str(f["sha256"])) for name, f in manifest["files"].items()}
     for name in files:
         _check_inside(path, name)
@@ -220,6 +245,10 @@ def _contents(path: Path, manifest: Mapping[str, Any]) -> Contents:
     for name in texts:
         if name not in files:
             raise ArtifactError(f"{path / MANIFEST}: the list of files lacks {name}")
+    said = manifest.get("words", {})
+    spoken = {TOKENIZER, *({TEMPLATE} if said.get("chat") else ())} if "tokens" in said else set()
+    if spoken - set(files):
+        raise ArtifactError(f"{path / MANIFEST}: the list of files lacks {min(spoken - set(files))}")
     table = {}
     for digest, entry in manifest["weights"].items():
         place = Placement(str(entry["file"]), int(entry["offset"]), int(entry["nbytes"]))
@@ -228,8 +257,10 @@ def _contents(path: Path, manifest: Mapping[str, Any]) -> Contents:
         if place.offset < 0 or place.nbytes < 0 or place.offset + place.nbytes > files[place.file][0]:
             raise ArtifactError(f"{path / MANIFEST}: the weight {digest} lies outside {place.file}")
         table[str(digest)] = place
+    stamps = Stamps(path)
     for name, (size, digest) in files.items():
-        _check_file(path / name, size, digest)
+        _check_file(path / name, size, digest, None if size < LARGE else stamps, whole)
+    stamps.save()
     options = manifest["options"]
     return Contents(
         path,
@@ -240,7 +271,18 @@ def _contents(path: Path, manifest: Mapping[str, Any]) -> Contents:
         {name: _read_text(path / name) for name in texts},
         MappedWeights(path, table),
         CachePlan.from_dict(manifest["plan"]) if "plan" in manifest else None,
+        _words(path, said),
+        str(said.get("missing", "")),
     )
+
+
+def _words(path: Path, said: Mapping[str, Any]) -> Words | None:
+    if "tokens" not in said:
+        return None
+    template = _read_text(path / TEMPLATE) if said["chat"] else None
+    tokens = {str(name): str(token) for name, token in said["tokens"].items()}
+    start = None if said["start"] is None else int(said["start"])
+    return Words(_read_text(path / TOKENIZER), template, tokens, tuple(int(end) for end in said["ends"]), start)
 
 
 def _read_text(path: Path) -> str:
@@ -257,15 +299,19 @@ def _check_inside(path: Path, name: str) -> None:
         raise ArtifactError(f"{path / MANIFEST}: the file {name!r} would lie outside the artifact")
 
 
-def _check_file(path: Path, size: int, digest: str) -> None:
+def _check_file(path: Path, size: int, digest: str, stamps: Stamps | None, whole: bool) -> None:
     try:
         if not path.is_file():
             raise ArtifactError(f"{path}: the file is missing")
-        found = path.stat().st_size
-        if found != size:
-            raise ArtifactError(f"{path}: it was altered: it has {found} bytes instead of {size}")
+        before = path.stat()
+        if before.st_size != size:
+            raise ArtifactError(f"{path}: it was altered: it has {before.st_size} bytes instead of {size}")
+        if stamps is not None and not whole and stamps.knows(path, digest):
+            return
         hashed = _sha256(path)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
     if hashed != digest:
         raise ArtifactError(f"{path}: it was altered: its SHA-256 is {hashed[:16]}… instead of {digest[:16]}…")
+    if stamps is not None:
+        stamps.note(path, digest, before)

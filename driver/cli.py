@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import json
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,8 @@ from . import artifact, pipeline
 from .arrays import check_results_folder, read_feeds, write_results
 from .caching import CacheOptions
 from .causality import describe_causality
-from .cli_generate import stream, token_ids
+from .cli_common import common, emit
+from .cli_words import embed_command, generate_command
 from .compile import compile_graph
 from .group import EXIT_CODES, TERMINATED, AttncGroup
 from .inspect import describe, describe_artifact
@@ -29,34 +28,20 @@ from .targets import attnc_version, find_backend
 
 __all__ = ["cli", "main"]
 
-_EPILOG = f"""MODEL is a .onnx file, a .attnc file, FILE.py:FUNCTION or the folder of an artifact.
+_EPILOG = f"""MODEL is a .onnx file, a .gguf file, a .attnc file, FILE.py:FUNCTION, or the folder of a
+checkpoint or an artifact.
 
 {EXIT_CODES}"""
-
-
-def _common(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that every command has. The group looks at both itself, for they also rule how an error is shown."""
-
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON, errors too.")
-    @click.option("--traceback", is_flag=True, expose_value=False, help="Show where in attnc an error was raised.")
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
-        command(*args, **kwargs)
-
-    return wrapped
-
-
-def _emit(data: Any, text: str, as_json: bool) -> None:
-    said = json.dumps(data, indent=1, ensure_ascii=False) + "\n" if as_json else text.rstrip("\n") + "\n"
-    # Piece by piece: of one large write into a pipe whose reader has gone, Python may not notice the failure.
-    for start in range(0, len(said), 1 << 15):
-        click.echo(said[start : start + (1 << 15)], nl=False)
 
 
 @click.group(cls=AttncGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(attnc_version(), prog_name="attnc", message="%(prog)s %(version)s")
 def cli() -> None:
     """The attention compiler: understand every attention in a transformer, and compile it."""
+
+
+cli.add_command(generate_command)
+cli.add_command(embed_command)
 
 
 def main() -> None:
@@ -90,10 +75,11 @@ _opset = click.option("--opset", type=click.IntRange(min=1), help="The ONNX opse
     "--link", "links", multiple=True, metavar="INPUT=OUTPUT",
     help="With --encoder: the input of MODEL that is an output, or an input, of it; may be repeated.",
 )  # fmt: skip
+@click.option("--tokenizer", metavar="FILE", help="The model's tokenizer.json, where it does not lie with it.")
 @_opset
 @click.option("--threads", type=click.IntRange(min=1), help="How many threads a run may use.")
 @click.option("--verify", is_flag=True, help="Compare with the model in float64; fail when they differ.")
-@_common
+@common
 def compile_command(
     model: str,
     output: Path,
@@ -107,6 +93,7 @@ def compile_command(
     dequantise: bool,
     encoder: str | None,
     links: tuple[str, ...],
+    tokenizer: str | None,
     opset: int | None,
     threads: int | None,
     verify: bool,
@@ -117,10 +104,15 @@ def compile_command(
     progress = progress_on_stderr()
     caching = CacheOptions(all_logits, rings, time, tokens, max_length)
     source = model if encoder is None and not links else joined(model, encoder, links)
-    program = compile_graph(source, target, cache, Options(opset, threads), verify, progress, caching, dequantise)
+    beside = Path(model).with_name("tokenizer.json")
+    if source is not model and tokenizer is None and beside.is_file():
+        tokenizer = str(beside)
+    program = compile_graph(
+        source, target, cache, Options(opset, threads), verify, progress, caching, dequantise, tokenizer
+    )
     with progress(f"writing {output}"):
         program.save(output)
-    _emit(
+    emit(
         {"artifact": str(output), "target": target, "report": program.report.to_dict()},
         f"{program.report.text()}written to {output} for {target}",
         as_json,
@@ -136,7 +128,7 @@ def compile_command(
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="The folder for the outputs, name.npy each."
 )
-@_common
+@common
 def run_command(out: Path, inputs: tuple[str, ...], output: Path, as_json: bool) -> None:
     """Run the artifact OUT once and write its outputs."""
     check_results_folder(output)
@@ -147,62 +139,7 @@ def run_command(out: Path, inputs: tuple[str, ...], output: Path, as_json: bool)
         outputs = session.run(feeds)
     index = write_results(output, outputs)
     lines = [f"{name}: {entry['dtype']}{entry['shape']} -> {output / entry['file']}" for name, entry in index.items()]
-    _emit({"folder": str(output), "outputs": index}, "\n".join(lines), as_json)
-
-
-@cli.command("generate", epilog=EXIT_CODES)
-@_out
-@click.option("--prompt-ids", required=True, metavar="IDS", help="The tokens to go on from: 1,2,3.")
-@click.option("-n", "count", type=click.IntRange(min=1), default=64, show_default=True, help="The most new tokens.")
-@click.option(
-    "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True,
-    help="0 takes the most probable token, more draws at random.",
-)  # fmt: skip
-@click.option("--top-k", type=click.IntRange(min=1), help="Draw from the K most probable tokens only.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Draw from those that reach P together.")
-@click.option(
-    "--repetition-penalty", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
-    help="Above 1 makes tokens that have been seen less probable.",
-)  # fmt: skip
-@click.option(
-    "--stop", "stops", multiple=True, metavar="IDS",
-    help="A token that ends the text, or several in a row, 5,6; may be repeated.",
-)  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), help="Makes random draws repeatable.")
-@click.option(
-    "-i", "--input", "inputs", multiple=True, metavar="NAME=VALUE",
-    help="Other inputs: name=file.npy, name=[[1, 2]] in JSON, or file.npz; may be repeated.",
-)  # fmt: skip
-@_common
-def generate_command(
-    out: Path,
-    prompt_ids: str,
-    count: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    repetition_penalty: float,
-    stops: tuple[str, ...],
-    seed: int | None,
-    inputs: tuple[str, ...],
-    as_json: bool,
-) -> None:
-    """Generate token ids with the artifact OUT, printed as they come; the speed goes to stderr."""
-    prompt = token_ids("--prompt-ids", prompt_ids)
-    ends = [token_ids("--stop", stop) for stop in stops]
-    program = open_program(out)
-    result = stream(
-        program, prompt, inputs, None if as_json else _show, max_new_tokens=count, temperature=temperature,
-        top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, stop=ends, seed=seed,
-    )  # fmt: skip
-    if as_json:
-        _emit(result.to_dict(), "", as_json)
-    click.echo(result.speed(), err=True)
-
-
-def _show(text: str) -> None:
-    click.echo(text, nl=False)
-    sys.stdout.flush()
+    emit({"folder": str(output), "outputs": index}, "\n".join(lines), as_json)
 
 
 @cli.command("inspect", epilog=_EPILOG)
@@ -217,7 +154,7 @@ def _show(text: str) -> None:
 @click.option("--causality", is_flag=True, help="Say whether it can run step by step, or which node reads the future.")
 @_time
 @_target
-@_common
+@common
 def inspect_command(
     model: str,
     after: str | None,
@@ -234,7 +171,7 @@ def inspect_command(
         if after is not None or cost is not None or tiles or diff or artifact.is_artifact(Path(model)):
             raise UsageError("--causality is for a model, and stands alone")
         data, text = describe_causality(model, time, progress_on_stderr())
-        _emit(data, text, as_json)
+        emit(data, text, as_json)
         return
     sizes = None if cost is None else {} if cost == "formulas" else _sizes(tuple(cost.split(",")))
     for option, given in (("--cost", sizes is not None), ("--tiles", tiles), ("--diff", diff)):
@@ -245,7 +182,7 @@ def inspect_command(
     else:
         lowering = functools.partial(_lowering, target)
         data, text = describe(model, after, lowering, progress_on_stderr(), sizes, tiles, diff)
-    _emit(data, text, as_json)
+    emit(data, text, as_json)
 
 
 def _lowering(target: str) -> tuple[tuple[str, Any], ...]:
@@ -258,10 +195,10 @@ def _lowering(target: str) -> tuple[tuple[str, Any], ...]:
 @click.option("--seed", default=0, show_default=True, help="Chooses the random inputs.")
 @click.option("--tolerance", type=click.FloatRange(min=0), help="The largest relative difference; 1e-4 for float32.")
 @click.option("--size", "sizes", multiple=True, metavar="NAME=N", help="Fix a symbolic size; may be repeated.")
-@_common
+@common
 def verify_command(out: Path, seed: int, tolerance: float | None, sizes: tuple[str, ...], as_json: bool) -> None:
     """Compare the artifact OUT with the model it was compiled from, in float64, on random inputs."""
-    program = open_program(out)
+    program = open_program(out, whole=True)
     with progress_on_stderr()("comparing with the model in float64"):
         result = program.verify(None, seed, tolerance, **_sizes(sizes))
     data = {
@@ -277,7 +214,7 @@ def verify_command(out: Path, seed: int, tolerance: float | None, sizes: tuple[s
     ]
     lines += [f"skipped {reason}" for reason in result.skipped]
     if result.ok or not as_json:
-        _emit(data, "\n".join(lines), as_json)
+        emit(data, "\n".join(lines), as_json)
     result.check()
 
 
@@ -306,7 +243,7 @@ def _sizes(given: tuple[str, ...]) -> dict[str, int]:
 @click.option("--pad", type=click.IntRange(min=0), help="The token that pads rows.")
 @click.option("--tokens", metavar="INPUT", help="The input that holds the tokens, where it cannot be told.")
 @_time
-@_common
+@common
 def export_command(
     model: str,
     output: Path,
@@ -334,7 +271,7 @@ def export_command(
         from .export import export_onnx
 
         export_onnx(model, output, opset, progress)
-        _emit({"file": str(output), "opset": opset}, f"written to {output}", as_json)
+        emit({"file": str(output), "opset": opset}, f"written to {output}", as_json)
         return
     from ..backends.onnx.genai import GenaiOptions
     from .export_decoder import check_genai_folder, decoder_step, export_decoder, export_genai
@@ -347,4 +284,4 @@ def export_command(
     else:
         export_decoder(step, output, opset, progress)
     text = "\n".join([*step.notes, f"written to {output}"])
-    _emit({"folder" if genai else "file": str(output), "opset": opset, "notes": step.notes}, text, as_json)
+    emit({"folder" if genai else "file": str(output), "opset": opset, "notes": step.notes}, text, as_json)

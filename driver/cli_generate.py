@@ -11,7 +11,7 @@ from ..ir import Graph, UsageError
 from .arrays import read_feeds
 from .program import Program
 
-__all__ = ["Generated", "stream", "token_ids"]
+__all__ = ["Generated", "inputs_of", "stream", "token_ids"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,7 @@ def stream(
     """Generates from a prompt, and shows each token when it is there, a space between two and a newline at the end,
     also when it is interrupted. ``inputs`` are as ``read_feeds`` takes them, ``options`` those of
     ``Session.generate``."""
-    halves = [program.graph, *([program.prepare] if program.prepare is not None else [])]
-    feeds = read_feeds(_inputs_of(halves), inputs)
+    feeds = read_feeds(inputs_of(program), inputs)
     found: list[int] = []
     with program.session() as session:
         start = time.perf_counter()
@@ -66,10 +65,10 @@ def stream(
     return Generated(found, first - start, rate)
 
 
-def _inputs_of(graphs: Sequence[Graph]) -> Graph:
-    """A graph with the inputs of all, to read feeds by."""
+def inputs_of(program: Program) -> Graph:
+    """A graph with the inputs of both halves, to read feeds by."""
     both = Graph("inputs")
-    for graph in graphs:
+    for graph in (program.graph, *([program.prepare] if program.prepare is not None else [])):
         for value in graph.inputs:
             if value.name not in both.values:
                 both.add_input(value.name, value.type)

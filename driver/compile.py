@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 from ..backends.base import Options
 from ..ir import Graph, ModelError, UsageError
 from . import pipeline
 from .caching import CacheOptions, add_cache
+from .find_words import read_words, words_or_reason
 from .load import load
 from .program import Program
 from .report import Report, attentions_of
@@ -32,20 +34,25 @@ def compile(
     time: str | None = None,
     tokens: str | None = None,
     dequantise: bool = False,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> Program:
     """Compiles a graph, or whatever ``load`` takes, for a target. The graph given is not changed.
 
     With ``cache`` the program runs on new tokens alone and keeps what it needs of those before, which is proved to give
     the same; LeakError says at which node a model reads the future. The options from ``all_logits`` to ``tokens`` are
     those of ``CacheOptions``. ``dequantise`` computes dynamically quantised products in floats, with the weights of the
-    model: then no rounding ties its tokens together.
+    model: then no rounding ties its tokens together. ``tokenizer`` is the tokenizer.json of the model, where it does
+    not lie with it.
     ``opset`` is the ONNX opset of targets that write ONNX, ``threads`` how many a run may use; None leaves the choice
     to the backend. With ``verify`` the program is compared with the model in float64, and VerifyError raised when
     they differ. Raises UsageError for options that do not exist, TargetError when the backend cannot work here, and
     ModelError for a model that is wrong or has what the target lacks.
     """
     caching = CacheOptions(all_logits, rings, time, tokens, max_length)
-    return compile_graph(source, target, cache, Options(opset, threads), verify, caching=caching, dequantise=dequantise)
+    options = Options(opset, threads)
+    return compile_graph(
+        source, target, cache, options, verify, caching=caching, dequantise=dequantise, tokenizer=tokenizer
+    )
 
 
 def compile_graph(
@@ -57,6 +64,7 @@ def compile_graph(
     progress: pipeline.Progress = pipeline.silent,
     caching: CacheOptions | None = None,
     dequantise: bool = False,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> Program:
     """``compile`` with all options of a backend, and with progress shown."""
     options, caching = options or Options(), caching or CacheOptions()
@@ -71,7 +79,8 @@ def compile_graph(
     with progress(f"checking {target}"):
         backend.check()
     with progress("reading the model"):
-        model = load(source)
+        words, wordless = words_or_reason(source) if tokenizer is None else (read_words(Path(tokenizer)), "")
+        model = load(source, caching.max_length)
         if dequantise:  # the model that the program is compared with is the one without the rounding
             model = pipeline.run(model.copy(), pipeline.DEQUANTISE).graph
         graph = model.copy()
@@ -100,7 +109,12 @@ def compile_graph(
     graph, prepare = lower(graph), None if prepare is None else lower(prepare)
     report.operators_after = graph.operator_counts()
     original = model.copy() if model is source else model
-    program = Program(graph, original, target, options, report, None, backend, plan=plan, prepare=prepare)
+    if wordless:
+        report.notes["words"] = [wordless]
+    program = Program(
+        graph, original, target, options, report, None, backend,
+        plan=plan, prepare=prepare, words=words, wordless=wordless,
+    )  # fmt: skip
     if verify:
         with progress("comparing with the model in float64"):
             program.verify().check()

@@ -16,16 +16,18 @@ from . import artifact
 __all__ = ["load"]
 
 _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
-_KNOWN = "a .onnx file, a .attnc file, FILE.py:FUNCTION or an artifact's folder"
+_KNOWN = "a .onnx file, a .gguf file, a .attnc file, FILE.py:FUNCTION, or the folder of a checkpoint or an artifact"
 
 
-def load(source: Graph | str | os.PathLike[str]) -> Graph:
+def load(source: Graph | str | os.PathLike[str], longest: int | None = None) -> Graph:
     """The graph of a model.
 
     ``source`` is a path to a ``.onnx`` file or to a ``.attnc`` text, ``file.py:function`` (the function is called
-    without arguments and returns a Graph), the folder of an artifact (the model it was compiled from), or a Graph.
-    Raises ModelError that names the file for what is missing, empty, cut short or not a model, and UsageError for a
-    kind of file that attnc does not read.
+    without arguments and returns a Graph), the folder of a checkpoint (``config.json`` and safetensors files) or of an
+    artifact (the model it was compiled from), or a Graph. ``longest`` is the most tokens that the model will be given:
+    a checkpoint whose positions depend on the length needs it to be causal. Raises ModelError that names the file for
+    what is missing, empty, cut short or not a model, UnsupportedError for what attnc does not know, and UsageError for
+    a kind of file that attnc does not read.
     """
     if isinstance(source, Graph):
         return source
@@ -37,7 +39,7 @@ def load(source: Graph | str | os.PathLike[str]) -> Graph:
         return _call(Path(function["file"]), function["name"])
     path = Path(text)
     if _is_folder(path):
-        return _from_folder(path)
+        return _from_folder(path, longest)
     if path.suffix == ".py":
         raise UsageError(f"{path}: which function returns the graph? Write {path}:FUNCTION")
     _check_file(path)
@@ -45,6 +47,10 @@ def load(source: Graph | str | os.PathLike[str]) -> Graph:
         from ..frontends.onnx import load_onnx
 
         return load_onnx(path)
+    if path.suffix == ".gguf":
+        from ..frontends.gguf import load_gguf
+
+        return load_gguf(path)
     if path.suffix == ".attnc":
         return _parse_file(path)
     raise UsageError(f"{path}: attnc does not read {path.suffix or 'a file without a suffix'}; a model is {_KNOWN}")
@@ -83,10 +89,17 @@ def _parse_file(path: Path) -> Graph:
         raise type(error)(f"{path}: {error}") from error
 
 
-def _from_folder(path: Path) -> Graph:
-    if not (path / artifact.MANIFEST).is_file():
-        raise ModelError(f"{path}: this folder is not an artifact: it has no {artifact.MANIFEST}")
-    return artifact.read(path).source()
+def _from_folder(path: Path, longest: int | None) -> Graph:
+    if (path / artifact.MANIFEST).is_file():
+        return artifact.read(path).source()
+    from ..frontends.hf import is_checkpoint, load_hf
+
+    if is_checkpoint(path):
+        return load_hf(path, longest)
+    raise ModelError(
+        f"{path}: this folder is not an artifact: it has no {artifact.MANIFEST}; and not a checkpoint: it has no "
+        "config.json with safetensors files"
+    )
 
 
 def _call(path: Path, name: str) -> Graph:

@@ -17,6 +17,7 @@ from .session import Half, Session
 from .targets import find_backend
 from .verify import Verification, verify_program
 from .verify_cached import verify_cached
+from .words import Words
 
 __all__ = ["Program", "open_program"]
 
@@ -24,6 +25,7 @@ __all__ = ["Program", "open_program"]
 class Program:
     """What ``compile`` and ``open`` give. ``graph`` is the final graph, ``source`` the model as it was loaded.
 
+    ``words`` turns text into tokens and back, where the model came with a tokenizer; ``wordless`` says why it does not.
     Of a program with a cache, ``plan`` says what the states hold and ``prepare`` is the encoder half, if there is one.
     """
 
@@ -39,12 +41,16 @@ class Program:
         *,
         plan: CachePlan | None = None,
         prepare: Graph | Callable[[], Graph] | None = None,
+        words: Words | None = None,
+        wordless: str = "",
     ) -> None:
         self._graph = graph
         self._source = source
         self._prepare = prepare
         self._backend = backend
         self.plan = plan
+        self.words = words
+        self.wordless = wordless
         self.target = target
         self.options = options
         self.report = report
@@ -75,7 +81,7 @@ class Program:
         """Writes the program as an artifact, a folder. Raises OutputError, after which ``path`` is as it was."""
         artifact.write(
             Path(path), self.graph, self.source, self.backend, self.target, self.options, self.report,
-            plan=self.plan, prepare=self.prepare,
+            plan=self.plan, prepare=self.prepare, words=self.words, wordless=self.wordless,
         )  # fmt: skip
 
     def session(self, batch: int | None = None, max_length: int | None = None) -> Session:
@@ -113,10 +119,12 @@ class Program:
         return f"<program for {self.target}{f' in {self.folder}' if self.folder else ''}>"
 
 
-def open_program(path: str | os.PathLike[str]) -> Program:
-    """The program in the folder of an artifact. Raises ArtifactError when anything in it is missing or altered."""
-    contents = artifact.read(Path(path))
+def open_program(path: str | os.PathLike[str], whole: bool = False) -> Program:
+    """The program in the folder of an artifact. Raises ArtifactError when anything in it is missing or altered; with
+    ``whole`` large files are hashed even when they were before and have not been touched since."""
+    contents = artifact.read(Path(path), whole)
     return Program(
         contents.program, contents.source, contents.target, contents.options, contents.report, contents.folder,
         plan=contents.plan, prepare=contents.prepare if contents.has_prepare else None,
+        words=contents.words, wordless=contents.wordless,
     )  # fmt: skip

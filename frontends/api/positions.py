@@ -41,11 +41,13 @@ def sinusoidal(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
     return pairs.reshape(*positions.shape, width).cast(model.dtype)
 
 
-def _angles(positions: Tensor, frequencies: Frequencies, dtype: DType) -> Tensor:
+def _angles(positions: Tensor, frequencies: Frequencies | Tensor, dtype: DType) -> Tensor:
     """position · frequency, [..., len(frequencies)], in float64 for a float64 model and else in float32: a half has no
     room for the position 2049."""
     wide = dtype if dtype.bits > 32 else DType.FLOAT32
-    return positions.cast(wide).reshape(*positions.shape, 1) * positions.model.constant(frequencies, wide)
+    model = positions.model
+    known = frequencies if isinstance(frequencies, Tensor) else model.constant(frequencies, wide, "frequencies")
+    return positions.cast(wide).reshape(*positions.shape, 1) * model.own(known).cast(wide)
 
 
 def rope_frequencies(width: int, theta: float = 10000.0) -> Frequencies:
@@ -56,11 +58,13 @@ def rope_frequencies(width: int, theta: float = 10000.0) -> Frequencies:
 @dataclass(frozen=True, eq=False)
 class Rope:
     """Rotary positions. ``frequencies`` [r/2] in radians a position; ``interleaved`` pairs features 2k and 2k+1, else
-    k and k + r/2; only the first r features turn; ``magnitude`` multiplies sine and cosine (YaRN)."""
+    k and k + r/2; only the first r features turn; ``magnitude`` multiplies sine and cosine (YaRN). ``computed`` [r/2]
+    takes the place of the frequencies where they depend on something, as on the length."""
 
     frequencies: Frequencies
     interleaved: bool = False
     magnitude: float = 1.0
+    computed: Tensor | None = None
 
     @classmethod
     def of(
@@ -83,7 +87,7 @@ def rope(x: Tensor, how: Rope, positions: Tensor | None = None) -> Tensor:
     """
     model = x.model
     where = model.arange(x.shape[-2]) if positions is None else model.own(positions)
-    angle = _angles(where, how.frequencies, x.dtype)
+    angle = _angles(where, how.frequencies if how.computed is None else how.computed, x.dtype)
     tables = [f(angle) if how.magnitude == 1.0 else f(angle) * how.magnitude for f in (cos, sin)]
     turned = 2 * len(how.frequencies)
     rotary: Dim | None = None if turned == x.shape[-1] else turned
@@ -118,10 +122,16 @@ def llama3_scaling(factor: float, low: float, high: float, original_length: int)
 
 
 def yarn_scaling(
-    factor: float, original_length: int, fast: float = 32, slow: float = 1, magnitude: float | None = None
+    factor: float,
+    original_length: int,
+    fast: float = 32,
+    slow: float = 1,
+    magnitude: float | None = None,
+    whole: bool = True,
 ) -> Any:
     """YaRN (Peng et al. 2023): a ramp between pairs that turn more than ``fast`` times in the original length (kept)
-    and fewer than ``slow`` times (slowed by ``factor``); sine and cosine grow by 0.1 ln(factor) + 1."""
+    and fewer than ``slow`` times (slowed by ``factor``); sine and cosine grow by 0.1 ln(factor) + 1. The ramp begins
+    and ends at ``whole`` pairs."""
 
     def scale(how: Rope, theta: float) -> Rope:
         half = len(how.frequencies)
@@ -129,7 +139,10 @@ def yarn_scaling(
         def pair(turns: float) -> float:
             return half * math.log(original_length / (turns * 2 * math.pi)) / math.log(theta)
 
-        first, last = max(math.floor(pair(fast)), 0), min(math.ceil(pair(slow)), 2 * half - 1)
+        first, last = pair(fast), pair(slow)
+        if whole:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * half - 1)
         ramp = np.clip((np.arange(half) - first) / max(last - first, 0.001), 0, 1)
         slowed = how.frequencies * (1 - ramp) + how.frequencies / factor * ramp
         grown = magnitude if magnitude is not None else 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
@@ -138,13 +151,14 @@ def yarn_scaling(
     return scale
 
 
-def longrope_scaling(factors: Any, length: int, original_length: int) -> Any:
+def longrope_scaling(factors: Any, length: int, original_length: int, magnitude: float | None = None) -> Any:
     """LongRoPE (Ding et al. 2024): one divisor a pair; sine and cosine grow by
-    sqrt(1 + ln(length / original) / ln(original))."""
+    sqrt(1 + ln(length / original) / ln(original)), or as ``magnitude`` says."""
 
     def scale(how: Rope, theta: float) -> Rope:
         ratio = length / original_length
         grown = math.sqrt(1 + math.log(ratio) / math.log(original_length)) if ratio > 1 else 1.0
+        grown = grown if magnitude is None else magnitude
         return Rope(how.frequencies / np.asarray(factors, np.float64), how.interleaved, grown)
 
     return scale

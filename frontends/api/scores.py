@@ -63,9 +63,10 @@ def as_score(item: ScoreLike, tensors: Mapping[str, Tensor]) -> Score:
     return Score(change=change, tensors=read)
 
 
-def scaled_dot() -> Score:
-    """q·k / sqrt(d) (Vaswani et al. 2017): dot products of unit-variance vectors get variance 1."""
-    return Score(parse("q * k"), "root")
+def scaled_dot(scale: float | None = None) -> Score:
+    """q·k / sqrt(d) (Vaswani et al. 2017): dot products of unit-variance vectors get variance 1. ``scale`` is another
+    factor than 1/sqrt(d)."""
+    return Score(parse("q * k"), "root" if scale is None else scale)
 
 
 def unscaled_dot() -> Score:

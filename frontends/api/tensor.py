@@ -141,6 +141,11 @@ class Tensor:
     def __invert__(self) -> Tensor:
         return self.op("not")
 
+    def named(self, name: str) -> Tensor:
+        """The tensor itself, its value called ``name`` within the scopes at hand (made unique) in the printed graph."""
+        self.model.rename(self, name)
+        return self
+
     @property
     def T(self) -> Tensor:
         """The last two axes swapped."""

@@ -12,7 +12,7 @@ import pytest
 import attnc
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FETCHING = {"sentences"}  # needs a network
+FETCHING = {"chat", "packages", "sentences", "titles"}  # need a network
 NAMES = sorted({path.stem for path in EXAMPLES.glob("*.py")} - FETCHING)
 CHECKPOINTS = ("bert", "gpt2", "llama")
 
