@@ -1,0 +1,106 @@
+"""The target tvm-cpu."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ...ir import ArtifactError, Graph, Node, TargetError
+from ...ir.operator import Operator
+from ..base import Backend, Executable, Options, Placement
+from .attention import takes
+from .machine import machine_of
+from .plan import Plan, Planner
+from .rules import RULES
+
+__all__ = ["LIBRARY", "PLAN", "VERSIONS", "TvmCpuBackend"]
+
+VERSIONS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
+"""The versions that the kernels were written for. TVM's API moves with each, and other versions of the second crash."""
+
+LIBRARY = "kernels.so"
+PLAN = "kernels.json"
+_WHOLE = ("rnn", "gru", "lstm")
+"""Operators that NumPy computes whole, though they have a decomposition: it is a loop."""
+
+_INSTALL = 'pip install "attnc[tvm]"'
+_OTHERS = "or compile for numpy or ort-cpu"
+
+
+class TvmCpuBackend(Backend):
+    """TensorIR kernels on the CPU. ``options.extra["mcpu"]`` names the processor, as LLVM does; by default the one at
+    hand."""
+
+    name = "tvm-cpu"
+
+    def check(self) -> None:
+        if find_spec("tvm") is None or find_spec("tvm_ffi") is None:
+            raise TargetError(f"the target {self.name} needs TVM: {_INSTALL}, {_OTHERS}")
+        for package, wanted in VERSIONS.items():
+            try:
+                found = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                found = "of an unknown version"
+            if found != wanted:
+                raise TargetError(
+                    f"the target {self.name} needs {package} {wanted}, and {found} is installed: {_INSTALL}, {_OTHERS}"
+                )
+        import tvm
+
+        if tvm.get_global_func("target.build.llvm", allow_missing=True) is None:
+            raise TargetError(f"the target {self.name} needs a TVM that was built with LLVM: {_INSTALL}, {_OTHERS}")
+
+    def supports(self, node: Node, options: Options) -> bool:
+        if node.op.name == "attention":
+            return takes(node)
+        if node.op.name in ("softmax", "layer_norm", "rms_norm"):
+            rank = node.output.type.rank
+            return bool(node.attr("axis") % rank == rank - 1)
+        if node.op.name in _WHOLE:
+            return True
+        # What neither has kernels nor consists of simpler operators is computed by NumPy.
+        return node.op.name in RULES or type(node.op).decompose is Operator.decompose
+
+    def plan(self, graph: Graph, options: Options, mcpu: str | None = None) -> tuple[Plan, str]:
+        """The plan of a graph, and the processor that it is for. Raises UnsupportedError that names a node."""
+        name, machine = machine_of(mcpu or options.extra.get("mcpu"))
+        return Planner(graph, machine, RULES).run(), name
+
+    def build(self, graph: Graph, folder: Path, options: Options) -> dict[str, Placement]:
+        from .compiling import export
+
+        plan, mcpu = self.plan(graph, options)
+        export(plan.kernels, mcpu, folder / LIBRARY)
+        text = {"mcpu": mcpu, "kernels": sorted(plan.kernels), "callbacks": plan.callbacks}
+        (folder / PLAN).write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+        return {}
+
+    def load(self, graph: Graph, folder: Path | None, options: Options) -> Executable:
+        from .compiling import functions, load_library
+        from .executor import TvmExecutable
+
+        if options.threads is not None:
+            import tvm
+
+            tvm.get_global_func("runtime.config_threadpool")(1, options.threads)
+        if folder is None:
+            plan, mcpu = self.plan(graph, options)
+            return TvmExecutable(graph, plan, functions(plan.kernels, mcpu))
+        held = _read(folder / PLAN)
+        plan, _ = self.plan(graph, options, held["mcpu"])
+        if sorted(plan.kernels) != held["kernels"]:
+            raise ArtifactError(
+                f"{folder / LIBRARY}: it was compiled by another version of attnc; compile the model again"
+            )
+        return TvmExecutable(graph, plan, load_library(folder / LIBRARY, plan.kernels))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return {"mcpu": str(held["mcpu"]), "kernels": list(held["kernels"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path}: cannot be read: {error}") from error

@@ -1,0 +1,249 @@
+"""Attention on the plain arithmetic units: any score, any inner product, float32 and half precisions.
+
+One block of 8 × 16 threads per (batch, heads, query tile) walks over the key tiles with a running maximum and sum
+(Milakov and Gimelshein 2018; Dao et al. 2022). Thread (y, x) holds the rows y·R … y·R + R - 1 and every 16th column
+from x on: a row belongs to half a warp, so that its maximum is four shuffles and its weights need no barrier of the
+block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from ....ir.ops.attention import DOT
+from . import ptx
+from .emit import (
+    Arrays,
+    Pool,
+    add,
+    barrier,
+    bind,
+    every,
+    f32,
+    function,
+    i32,
+    local,
+    loop,
+    pool_bytes,
+    shuffle,
+    store,
+    unrolled,
+    warp_barrier,
+    when,
+)  # fmt: skip
+from .expressions import integer
+from .frame import LOG2E, Frame, Tiling, finished, pack_of
+from .spec import SHARED, Spec
+
+__all__ = ["attention_fma", "fma_tiling"]
+
+X, Y = 16, 8
+"""The threads of a block along columns and rows."""
+
+
+def fma_tiling(spec: Spec, split: bool = False, shared: int = SHARED) -> Tiling:
+    """Tiles whose sums fit into the registers of 128 threads and whose arrays into ``shared`` bytes."""
+    widest = max(spec.width, spec.value_width)
+    rows = 2 * Y if split else 8 * Y if widest <= 64 else 4 * Y
+    tiling = Tiling(rows, 2 * X, pack_of(spec, rows), split)
+    return tiling if pool_bytes(_arrays(spec, tiling)) <= shared else replace(tiling, cols=X)
+
+
+def _arrays(spec: Spec, tiling: Tiling) -> Arrays:
+    # Four entries are read at once; the four behind a row keep the lanes of a warp on different banks.
+    width = _padded(spec.width, 4) + 4
+    return {
+        "query_tile": ((tiling.rows, width), "float32"),
+        "key_tile": ((tiling.cols, width), "float32"),
+        "value_tile": ((tiling.cols, _padded(spec.value_width, X)), "float32"),
+        "weight_tile": ((tiling.rows, tiling.cols + 4), "float32"),
+    }
+
+
+def attention_fma(spec: Spec, tiling: Tiling) -> Any:
+    """The kernel as a TensorIR function: q, k, v, loads, out (or sums and stats), sizes."""
+    with function(spec.name) as made:
+        _Kernel(spec, tiling).emit()
+    return made[0]
+
+
+def _padded(width: int, to: int) -> int:
+    return -(-width // to) * to
+
+
+def _within(exists: Any, column: Any, width: int, padded: int) -> Any:
+    return exists if width == padded else tirx.all(exists, column < width)
+
+
+class _Kernel:
+    def __init__(self, spec: Spec, tiling: Tiling) -> None:
+        self.spec, self.tiling = spec, tiling
+        self.rows, self.cols = tiling.rows // Y, tiling.cols // X
+        self.softmax = spec.normalise == "softmax"
+
+    def emit(self) -> None:
+        spec, tiling = self.spec, self.tiling
+        self.frame = frame = Frame(spec, tiling, X * Y)
+        self.width = _padded(spec.width, 4)
+        self.columns = _padded(spec.value_width, X) // X
+        self.pool = Pool(_arrays(spec, tiling))
+        self.x, self.y = bind("x", frame.thread % X), bind("y", frame.thread // X)
+        self.acc = local("acc", (self.rows, self.columns))
+        self.peak, self.total = local("peak", (self.rows,)), local("total", (self.rows,))
+        self.s = local("s", (self.rows, self.cols))
+        with unrolled(("r", self.rows)) as r:
+            store(self.peak, [r], -tirx.infinity("float32"))
+            store(self.total, [r], f32(0.0))
+            with unrolled(("c", self.columns)) as c:
+                store(self.acc, [r, c], f32(0.0))
+        self._load_queries()
+        frame.walk(None, lambda key_block, following, end: self._tile(key_block))
+        self._finish()
+
+    def _load_queries(self) -> None:
+        frame, tile = self.frame, self.pool["query_tile"]
+        with every("e", self.tiling.rows * self.width, frame.thread, X * Y) as e:
+            row, c = bind("row", e // self.width), bind("c", e % self.width)
+            i = frame.query(row)
+            known = _within(i < frame.n, c, self.spec.width, self.width)
+            value = T.cast(frame.q[frame.batch, frame.head(row), i, c], "float32")
+            store(tile, [row, c], T.if_then_else(known, value, f32(0.0)))
+
+    def _load_keys(self, source: Any, tile: Any, key_block: Any, width: int, stride: int) -> None:
+        frame = self.frame
+        with every("e", self.tiling.cols * stride, frame.thread, X * Y) as e:
+            row, c = bind("row", e // stride), bind("c", e % stride)
+            j = bind("key", key_block * self.tiling.cols + row)
+            value = T.cast(source[frame.batch, frame.group, frame.place(j), c], "float32")
+            store(tile, [row, c], T.if_then_else(_within(j < frame.m, c, width, stride), value, f32(0.0)))
+
+    def _tile(self, key_block: Any) -> None:
+        frame, spec = self.frame, self.spec
+        barrier()  # the tile before has been read by all
+        self._load_keys(frame.k, self.pool["key_tile"], key_block, spec.width, self.width)
+        self._load_keys(frame.v, self.pool["value_tile"], key_block, spec.value_width, self.columns * X)
+        barrier()
+        self._products(key_block)
+        frame.masked(key_block, lambda cut: self._score(key_block, cut))
+        if self.softmax:
+            self._soften()
+        weights = self.pool["weight_tile"]
+        with unrolled(("r", self.rows), ("c", self.cols)) as (r, c):
+            add(self.total, [r], self.s[r, c])
+            store(weights, [self._row(r), c * X + self.x], self.s[r, c])
+        warp_barrier()
+        self._gather()
+
+    def _row(self, r: Any) -> Any:
+        return self.y * self.rows + r
+
+    def _products(self, key_block: Any) -> None:
+        """s = q · k for the thread's rows and columns."""
+        queries, keys, step = self.pool["query_tile"], self.pool["key_tile"], 4 if self.spec.inner == DOT else 1
+        q, k = local("q_part", (self.rows, step)), local("k_part", (self.cols, step))
+        with unrolled(("r", self.rows), ("c", self.cols)) as (r, c):
+            store(self.s, [r, c], f32(0.0))
+        with loop("at", i32(0), i32(self.width // 4 if step == 4 else self.spec.width)) as at:
+            with unrolled(("r", self.rows)) as r:
+                self._copy(q, [r], queries, [self._row(r)], at * step, step)
+            with unrolled(("c", self.cols)) as c:
+                self._copy(k, [c], keys, [c * X + self.x], at * step, step)
+            with unrolled(("r", self.rows), ("c", self.cols), ("d", step)) as (r, c, d):
+                place = self._row(r), key_block * self.tiling.cols + c * X + self.x
+                add(self.s, [r, c], self.frame.inner(q[r, d], k[c, d], place, at * step + d))
+
+    def _copy(self, to: Any, index: list[Any], source: Any, where: list[Any], first: Any, count: int) -> None:
+        if count == 1:
+            store(to, [*index, i32(0)], source[(*where, first)])
+            return
+        with T.vectorized(count) as lane:
+            store(to, [*index, lane], source[(*where, first + lane)])
+
+    def _score(self, key_block: Any, cut: bool) -> None:
+        with unrolled(("r", self.rows), ("c", self.cols)) as (r, c):
+            key = bind("key", key_block * self.tiling.cols + c * X + self.x)
+            store(self.s, [r, c], self.frame.score(self.s[r, c], self._row(r), key, cut))
+
+    def _soften(self) -> None:
+        """s becomes e^(s - peak), and what was summed is brought to the new peak."""
+        with unrolled(("r", self.rows)) as r:
+            highest = local("highest", (1,))
+            store(highest, [0], self.peak[r])
+            with unrolled(("c", self.cols)) as c:
+                store(highest, [0], tirx.max(highest[0], self.s[r, c]))
+            for mask in (8, 4, 2, 1):
+                store(highest, [0], tirx.max(highest[0], shuffle(highest[0], mask)))
+            # A row that has seen no key has the peak -inf: nothing is subtracted then.
+            hidden = tirx.EQ(highest[0], -tirx.infinity("float32"))
+            safe = bind("safe", tirx.Select(hidden, f32(0.0), highest[0]))
+            unit, factor = f32(LOG2E * self.frame.folded), local("factor", (1,))
+            ptx.exp2(factor, [0], (self.peak[r] - safe) * unit)
+            store(self.peak, [r], highest[0])
+            store(self.total, [r], self.total[r] * factor[0])
+            with unrolled(("c", self.columns)) as c:
+                store(self.acc, [r, c], self.acc[r, c] * factor[0])
+            with unrolled(("c", self.cols)) as c:
+                ptx.exp2(self.s, [r, c], (self.s[r, c] - safe) * unit)
+
+    def _gather(self) -> None:
+        """acc += weights · v."""
+        weights, values = self.pool["weight_tile"], self.pool["value_tile"]
+        w, v = local("w_part", (self.rows, 4)), local("v_part", (self.columns,))
+        with loop("at", i32(0), i32(self.tiling.cols // 4)) as at:
+            with unrolled(("r", self.rows)) as r:
+                self._copy(w, [r], weights, [self._row(r)], at * 4, 4)
+            with unrolled(("d", 4)) as d:
+                with unrolled(("c", self.columns)) as c:
+                    store(v, [c], values[at * 4 + d, c * X + self.x])
+                with unrolled(("r", self.rows), ("c", self.columns)) as (r, c):
+                    add(self.acc, [r, c], w[r, d] * v[c])
+
+    def _finish(self) -> None:
+        frame = self.frame
+        with unrolled(("r", self.rows)) as r:
+            if frame.folded != 1.0:
+                store(self.peak, [r], self.peak[r] * f32(frame.folded))
+            for mask in (8, 4, 2, 1):
+                add(self.total, [r], shuffle(self.total[r], mask))
+        with unrolled(("r", self.rows)) as r:
+            i, h = bind("i", frame.query(self._row(r))), bind("h", frame.head(self._row(r)))
+            with when(i < frame.n):
+                if self.tiling.split:
+                    self._store_sums(r, h, i)
+                else:
+                    self._store_row(r, h, i)
+
+    def _store_row(self, r: Any, h: Any, i: Any) -> None:
+        frame, spec = self.frame, self.spec
+        scope = frame.scope.but(i=integer(i), h=integer(h))
+        factor, empty = finished(spec, scope, self.peak[r], self.total[r])
+        factor = bind("last_factor", factor)
+        with self._columns() as (c, column):
+            value = T.if_then_else(empty, f32(float("nan")), self.acc[r, c] * factor)
+            store(frame.out, [frame.batch, h, i, column], T.cast(value, str(spec.dtype)))
+
+    @contextmanager
+    def _columns(self) -> Iterator[tuple[Any, Any]]:
+        """The thread's columns: their numbers among its own, and in the result."""
+        with unrolled(("c", self.columns)) as c:
+            column = c * X + self.x
+            if self.spec.value_width % X == 0:
+                yield c, column
+            else:
+                with when(column < self.spec.value_width):
+                    yield c, column
+
+    def _store_sums(self, r: Any, h: Any, i: Any) -> None:
+        frame = self.frame
+        at = [frame.part, frame.batch, h, i]
+        with self._columns() as (c, column):
+            store(frame.sums, [*at, column], self.acc[r, c])
+        with when(tirx.EQ(self.x, i32(0))):
+            store(frame.stats, [*at, i32(0)], self.peak[r])
+            store(frame.stats, [*at, i32(1)], self.total[r])

@@ -1,0 +1,184 @@
+"""Attention kernels as one CUDA C++ file, and a library of it where nvcc is at hand."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ....ir import TargetError, UsageError
+from .spec import SHARED, Spec
+
+__all__ = [
+    "ARCHES",
+    "check_tvm",
+    "compile_cuda",
+    "cuda_source",
+    "export_cuda",
+    "functions",
+    "nvcc_command",
+    "write_cuda",
+]
+
+ARCHES = ("sm_80", "sm_90")
+VERSIONS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
+"""The versions that the kernels were tried with; the API moves, and other ffi versions crash."""
+
+
+def check_tvm() -> None:
+    """Raises TargetError that says what to install where TVM is absent or of another version."""
+    for package, wanted in VERSIONS.items():
+        try:
+            found = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            raise TargetError(f"CUDA kernels need {package}, which is not installed: pip install attnc[tvm]") from None
+        if found != wanted:
+            raise TargetError(
+                f"CUDA kernels need {package} {wanted}, but {found} is installed: pip install {package}=={wanted}"
+            )
+
+
+def functions(spec: Spec, split: bool = True) -> dict[str, str]:
+    """The functions of the file for one attention, by what they do: "fma" serves always, "mma" half precisions,
+    "fma_split" or "mma_split" and then "merge" few queries over many keys."""
+    from .attention_mma import takes
+
+    names = {"fma": f"{spec.name}_fma"}
+    if takes(spec):
+        names["mma"] = f"{spec.name}_mma"
+    if split:
+        names |= {f"{kind}_split": f"{name}_split" for kind, name in names.items()}
+        names["merge"] = f"{spec.name}_merge"
+    return names
+
+
+def cuda_source(
+    specs: Sequence[Spec], arches: Sequence[str] = ARCHES, split: bool = True, only: Sequence[str] = ()
+) -> str:
+    """One CUDA C++ file with the functions of all attentions; ``only`` some kinds of them. Tiles fit each arch.
+
+    Raises TargetError for a missing or wrong TVM and for an arch that is too old, UsageError for equal names.
+    """
+    check_tvm()
+    for arch in arches:
+        check_arch(arch)
+    shared = min(shared_memory(arch) for arch in arches)
+    if len({spec.name for spec in specs}) < len(specs):
+        raise UsageError(f"attentions of one file need different names: {', '.join(spec.name for spec in specs)}")
+    import tvm
+    from tvm.backend.cuda import export_cuda_host
+
+    made: dict[str, Any] = {}
+    for spec in specs:
+        for kind, name in functions(spec, split).items():
+            if not only or kind in only:
+                made[name] = _function(spec, kind, name, shared)
+    # Without its own simplifier the names of the kernels' values last into the source; nvcc simplifies anyway.
+    unread = ["tirx.CommonSubexprElim", "tirx.StmtSimplify"]
+    config = {"tirx.UnrollLoop": {"explicit_unroll": 0}}  # loops that nvcc unrolls, marked by a pragma
+    target = tvm.target.Target(
+        {"kind": "cuda", "arch": arches[0], "max_num_threads": 1024, "max_threads_per_block": 1024}
+    ).with_host(tvm.target.Target("cuda_host"))
+    with tvm.transform.PassContext(disabled_pass=unread, config=config):
+        built = tvm.compile(tvm.IRModule(made), target, tir_pipeline="tirx")
+    source: str = export_cuda_host(built.mod)
+    return source
+
+
+def _function(spec: Spec, kind: str, name: str, shared: int) -> Any:
+    from dataclasses import replace
+
+    from .attention_fma import attention_fma, fma_tiling
+    from .attention_mma import attention_mma, mma_tiling
+    from .merge import merge
+
+    if kind == "merge":
+        return merge(spec, name)
+    split = kind.endswith("_split")
+    if kind.startswith("mma"):
+        return attention_mma(replace(spec, name=name), mma_tiling(spec, split, shared))
+    return attention_fma(replace(spec, name=name), fma_tiling(spec, split, shared))
+
+
+def shared_memory(arch: str) -> int:
+    """Bytes of shared memory that a block may have: NVIDIA's CUDA C++ Programming Guide, compute capabilities."""
+    large = {"80": SHARED, "87": SHARED, "90": 227 << 10, "100": 227 << 10, "103": 227 << 10, "110": 227 << 10}
+    return large.get(arch.removeprefix("sm_").rstrip("af"), 99 << 10)
+
+
+def check_arch(arch: str) -> None:
+    number = arch.removeprefix("sm_").rstrip("af")
+    if not number.isdigit() or not arch.startswith("sm_"):
+        raise TargetError(f"not a CUDA arch: {arch}; known: sm_80, sm_86, sm_89, sm_90 and later")
+    if int(number) < 80:
+        raise TargetError(f"{arch} is too old: the kernels need sm_80 or later; ort-cuda runs on older cards")
+
+
+def nvcc_command(source: Path, library: Path, arches: Sequence[str] = ARCHES) -> list[str]:
+    """What compiles the file: code for every arch, and PTX of the newest for cards to come."""
+    from tvm_ffi import libinfo
+
+    numbers = [arch.removeprefix("sm_") for arch in arches]
+    codes = [f"arch=compute_{number},code=sm_{number}" for number in numbers[:-1]]
+    codes.append(f"arch=compute_{numbers[-1]},code=[sm_{numbers[-1]},compute_{numbers[-1]}]")
+    includes = dict.fromkeys([libinfo.find_include_path(), libinfo.find_dlpack_include_path()])
+    folder = Path(libinfo.find_libtvm_ffi()).parent
+    return [
+        "nvcc", "-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "-cudart=shared", "-Xptxas", "-v",
+        *(part for code in codes for part in ("-gencode", code)), *(f"-I{path}" for path in includes), f"-L{folder}",
+        "-ltvm_ffi", "-o", str(library), str(source),
+    ]  # fmt: skip
+
+
+def compile_cuda(source: Path, library: Path, arches: Sequence[str] = ARCHES) -> str:
+    """Compiles by nvcc and gives what ptxas says of registers, shared memory and spills.
+
+    Raises TargetError without nvcc, or with its message when it fails.
+    """
+    for arch in arches:
+        check_arch(arch)
+    if shutil.which("nvcc") is None:
+        raise TargetError(
+            f"nvcc is not on the PATH, so that {source} is not compiled; install the CUDA toolkit, or compile the "
+            "file where there is one, as docs/cuda.md shows"
+        )
+    done = subprocess.run(nvcc_command(source, library, arches), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TargetError(f"nvcc failed on {source}:\n{done.stderr.strip()[-4000:]}")
+    return done.stderr
+
+
+def export_cuda(specs: Sequence[Spec], folder: Path, arches: Sequence[str] = ARCHES) -> str | None:
+    """``write_cuda``, and compiles ``attention.so``.
+
+    Gives None, or why there is no library: without nvcc the source is still written. Raises as ``cuda_source`` does.
+    """
+    write_cuda(specs, folder, arches)
+    try:
+        compile_cuda(folder / "attention.cu", folder / "attention.so", arches)
+    except TargetError as error:
+        return str(error)
+    return None
+
+
+def write_cuda(specs: Sequence[Spec], folder: Path, arches: Sequence[str] = ARCHES) -> None:
+    """Writes ``attention.cu``, ``attention.json`` (what its functions take) and ``launch.py`` (loads the library, needs
+    apache-tvm-ffi alone) into a folder that exists. Raises as ``cuda_source`` does, before anything is written."""
+    source = cuda_source(specs, arches)
+    (folder / "attention.cu").write_text(source, encoding="utf-8")
+    description = {"attentions": {spec.name: describe(spec) for spec in specs}, "arches": list(arches)}
+    (folder / "attention.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    shutil.copyfile(Path(__file__).with_name("launch.py"), folder / "launch.py")
+
+
+def describe(spec: Spec) -> Mapping[str, Any]:
+    """What the launcher has to know of one attention, as JSON holds it."""
+    return {
+        "functions": functions(spec), "dtype": str(spec.dtype), "heads": spec.heads, "groups": spec.groups,
+        "width": spec.width, "value_width": spec.value_width, "loads": [name for name, _ in spec.loads],
+        "sizes": list(spec.sizes), "cache": spec.cache,
+    }  # fmt: skip

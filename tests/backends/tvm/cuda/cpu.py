@@ -1,0 +1,53 @@
+"""Compiles an exported CUDA file with g++ against the headers in ``shim/``, so that it runs on the CPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHIM = Path(__file__).parent / "shim"
+
+needs_tvm = pytest.mark.skipif(find_spec("tvm") is None, reason="TVM is not installed: pip install attnc[tvm]")
+needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: it compiles the CUDA file")
+
+
+def host_source(source: str) -> str:
+    """The file for the CPU: arguments may lie in its memory, and PTX helpers are those of the shim."""
+    source, checks = re.subn(r"(device\.device_type\)+) == 2\b", r"\1 == 1", source)
+    assert checks, "the exported file checks no device"
+    # NumPy knows no bfloat16: its bits travel as uint16.
+    source = source.replace("dtype.code) == (uint8_t)4)", "dtype.code) == (uint8_t)1)")
+    helper = r"__forceinline__ __device__ void tvm_builtin_ptx_\w+\([^)]*\) \{\n.*?\n\}\n"
+    return '#include "ptx.h"\n' + re.sub(helper, "", source, flags=re.DOTALL)
+
+
+def compile_host(source: str, folder: Path) -> Any:
+    """An exported file as a loaded module. Raises RuntimeError with the compiler's message."""
+    return compile_plain(host_source(source), folder)
+
+
+def compile_plain(source: str, folder: Path) -> Any:
+    """A C++ file that includes ``ptx.h`` as a loaded module."""
+    import tvm_ffi
+    from tvm_ffi import libinfo
+
+    path, library = folder / "host.cpp", folder / "host.so"
+    path.write_text(source, encoding="utf-8")
+    includes = dict.fromkeys([libinfo.find_include_path(), libinfo.find_dlpack_include_path()])
+    done = subprocess.run(
+        [
+            "g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{SHIM}",
+            *(f"-I{folder}" for folder in includes), f"-L{Path(libinfo.find_libtvm_ffi()).parent}", "-ltvm_ffi",
+            "-o", str(library), str(path),
+        ],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(done.stderr[-4000:])
+    return tvm_ffi.load_module(str(library))

@@ -1,0 +1,163 @@
+// A CUDA grid on one CPU thread: the blocks one after the other, a fiber for every thread of a block.
+//
+// A fiber runs until it waits at a barrier, and a warp until it waits for others, so that threads are as far apart as
+// barriers allow: a missing one shows as a wrong value. Threads run in rising or falling order of their numbers
+// (shim_order), and shared memory starts as NaN.
+#pragma once
+#include <ucontext.h>
+
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 : uint3 {
+  dim3(size_t x = 1, size_t y = 1, size_t z = 1) : uint3{unsigned(x), unsigned(y), unsigned(z)} {}
+};
+
+static uint3 threadIdx, blockIdx;
+static dim3 blockDim, gridDim;
+alignas(128) static unsigned char pool_ptr[1 << 18];  // the dynamic shared memory, by the name that kernels give it
+
+namespace shim {
+
+enum class State { ready, block, warp, done };
+
+struct Copy {  // one cp.async that was not waited for yet
+  void* to;
+  const void* from;
+  size_t bytes, zeros;
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack{new char[stack_bytes]};
+  State state = State::ready;
+  std::vector<Copy> open;                  // issued, in no group yet
+  std::deque<std::vector<Copy>> groups;    // committed, oldest first
+  unsigned collectives = 0;                // how many exchanges between lanes it took part in
+  static constexpr size_t stack_bytes = 1 << 16;
+};
+
+static std::vector<Fiber> fibers;
+static ucontext_t scheduler;
+static std::function<void()> body;
+static std::string failure;
+static bool falling = false;
+
+inline Fiber& self() { return fibers[threadIdx.x]; }
+
+inline void leave(State state) {
+  unsigned me = threadIdx.x;
+  fibers[me].state = state;
+  swapcontext(&fibers[me].context, &scheduler);
+  threadIdx.x = me;
+}
+
+inline void fail(const std::string& why) {
+  if (failure.empty()) failure = why;
+  leave(State::done);
+}
+
+inline void wait_block() { leave(State::block); }
+inline void wait_warp() { leave(State::warp); }
+
+static void enter() {
+  body();
+  if (!self().open.empty() || !self().groups.empty()) fail("a cp.async was never waited for");
+  leave(State::done);
+}
+
+// Lets the fibers first … end - 1 go on if all of them wait in this way: a barrier needs every thread.
+inline bool release(size_t first, size_t end, State state) {
+  for (size_t t = first; t < end; ++t)
+    if (fibers[t].state != state) return false;
+  for (size_t t = first; t < end; ++t) fibers[t].state = State::ready;
+  return true;
+}
+
+inline size_t in_order(size_t k, size_t count) { return falling ? count - 1 - k : k; }
+
+// Runs one warp until it waits for other warps or is done.
+inline void run_warp(size_t first, size_t end) {
+  do {
+    for (size_t k = 0; k < end - first; ++k) {
+      size_t t = first + in_order(k, end - first);
+      if (fibers[t].state != State::ready) continue;
+      threadIdx = {unsigned(t), 0, 0};
+      swapcontext(&scheduler, &fibers[t].context);
+      if (!failure.empty()) throw std::runtime_error(failure);
+    }
+  } while (release(first, end, State::warp));
+}
+
+inline void run_block() {
+  for (size_t t = 0; t < fibers.size(); ++t) {
+    Fiber& f = fibers[t];
+    f.state = State::ready, f.open.clear(), f.groups.clear(), f.collectives = 0;
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack.get();
+    f.context.uc_stack.ss_size = Fiber::stack_bytes;
+    f.context.uc_link = nullptr;
+    makecontext(&f.context, enter, 0);
+  }
+  size_t warps = (fibers.size() + 31) / 32;
+  do
+    for (size_t k = 0; k < warps; ++k) {
+      size_t first = 32 * in_order(k, warps);
+      run_warp(first, std::min(first + 32, fibers.size()));
+    }
+  while (release(0, fibers.size(), State::block));
+  for (Fiber& f : fibers)
+    if (f.state != State::done) throw std::runtime_error("threads wait at a barrier that others never reach");
+}
+
+inline void run_grid(dim3 grid, dim3 block, size_t shared) {
+  constexpr size_t guard = 1024;
+  if (block.y != 1 || block.z != 1) throw std::runtime_error("blocks of one dimension only");
+  if (shared + guard > sizeof(pool_ptr)) throw std::runtime_error("too much shared memory");
+  failure.clear();
+  fibers = std::vector<Fiber>(block.x);
+  gridDim = grid, blockDim = block;
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x) {
+        blockIdx = {x, y, z};
+        std::memset(pool_ptr, 0xff, shared + guard);
+        run_block();
+        for (size_t k = shared; k < shared + guard; ++k)
+          if (pool_ptr[k] != 0xff) throw std::runtime_error("a write beyond shared memory");
+      }
+}
+
+// What another lane of the warp passes to the same call. Two sets of slots in turn, so that one wait is enough.
+template <typename T>
+struct Slots {
+  static inline T values[2][1024];
+  static const T* exchange(const T& mine) {
+    T* set = values[self().collectives++ & 1];
+    set[threadIdx.x] = mine;
+    wait_warp();
+    return set + (threadIdx.x & ~31u);
+  }
+};
+
+}  // namespace shim
+
+static inline void __syncthreads() { shim::wait_block(); }
+static inline void __syncwarp(unsigned = ~0u) { shim::wait_warp(); }
+template <typename T>
+static T __shfl_xor_sync(unsigned, T value, int mask, int = 32) {
+  return shim::Slots<T>::exchange(value)[(threadIdx.x & 31) ^ mask];
+}
+template <typename T>
+static T __shfl_sync(unsigned, T value, int lane, int = 32) {
+  return shim::Slots<T>::exchange(value)[lane & 31];
+}
