@@ -27,7 +27,8 @@ class CacheState:
     """One tensor that is kept from step to step.
 
     ``kind``: "append" grows by every token, "ring" holds the last ``window - 1`` at most, "sum" is a running sum,
-    "rows" the last rows of a convolution, "hidden" what a recurrent layer carries, "fixed" what ``prepare`` computed once.
+    "rows" the last rows of a convolution, "hidden" what a recurrent layer carries, "fixed" what ``prepare`` computed
+    once.
     ``size`` is its bytes as a formula of the sizes (of a ring, when it is full), ``proof`` why it suffices.
     """
 
