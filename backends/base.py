@@ -55,6 +55,8 @@ class Backend(ABC):
     name: str = ""
     packs: bool = False
     """Whether one product with several matrices side by side is faster than a product with each."""
+    prefill_chunk: int | None = None
+    """How many tokens of a long prompt run at once; None for all of them."""
 
     @abstractmethod
     def check(self) -> None:

@@ -2,22 +2,24 @@
 
 The model has SmolLM2-135M's sizes (30 layers, 576 wide, 9 query and 3 key heads, tied embedding) and random weights,
 the same for both. onnxruntime-genai's own builder makes its files, once as it does by default and once with the logits
-of the last token only (prune_lm_head); its better one counts.
+of the last token only (prune_lm_head); its better one counts. Prints a Markdown table; takes about five minutes.
 
     pip install onnxruntime-genai==0.18.0 transformers==5.24.0 torch onnx_ir tokenizers
-    python benchmarks/decode.py [--folder FOLDER] [--threads 2] [--turns 3] [--tokens 48] [--lengths 512,2048]
+    python benchmarks/decode.py [--folder FOLDER] [--threads 2] [--turns 5] [--tokens 48] [--lengths 128,512,2048]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,10 @@ from attnc.frontends.api import (
 )
 from attnc.ir import Graph
 
+WORDS = 49152
 Config = dict[str, Any]
-Run = Callable[[np.ndarray, int], tuple[float, float, list[int]]]
+Result = tuple[float, float, list[int]]
+Run = Callable[[np.ndarray, int], Result]
 """(prompt, new tokens) → seconds for the prompt, seconds a token, the tokens."""
 
 
@@ -46,7 +50,7 @@ def sizes(layers: int) -> Config:
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536,
         "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "num_hidden_layers": layers,
-        "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "vocab_size": 49152, "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "vocab_size": WORDS, "max_position_embeddings": 8192,
         "tie_word_embeddings": True, "hidden_act": "silu", "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
         "torch_dtype": "float32", "attention_bias": False, "mlp_bias": False,
     }  # fmt: skip
@@ -182,9 +186,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep the files of onnxruntime-genai here for the next time")
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--lengths", default="512,2048")
+    parser.add_argument("--lengths", default="128,512,2048")
     options = parser.parse_args()
     config = sizes(options.layers)
     weights = random_weights(config)
@@ -201,28 +205,45 @@ def main() -> None:
             "genai": genai(folder / "genai", options.threads),
             "genai, last logits": genai(folder / "genai-last", options.threads),
         }
-        compare(runs, [int(n) for n in options.lengths.split(",")], options.turns, options.tokens, config)
+        lengths = [int(n) for n in options.lengths.split(",")]
+        report(runs, lengths, options)
 
 
-def compare(runs: dict[str, Run], lengths: list[int], turns: int, count: int, config: Config) -> None:
+def measure(run: dict[str, Run], prompt: np.ndarray, turns: int, count: int) -> dict[str, list[Result]]:
+    """The results of each program by name, in turns that begin with another one each time."""
+    found: dict[str, list[Result]] = {name: [] for name in run}
+    names = list(run)
+    for name in names:  # buffers grow and files are read
+        run[name](prompt, 3)
+    for turn in range(turns):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            found[name].append(run[name](prompt, count))
+    return found
+
+
+def report(runs: dict[str, Run], lengths: list[int], options: argparse.Namespace) -> None:
     rng = np.random.default_rng(1)
+    packages = ("onnxruntime", "onnxruntime-genai", "numpy")
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
+    print(f"float32, {options.layers} layers, {options.threads} threads; tokens a second, {options.tokens} behind each")
+    print(f"prompt; medians of {options.turns} turns; {versions}; load {os.getloadavg()[0]:.1f}\n")
+    print("| | " + " | ".join(runs) + " | attnc / best other |\n|---|" + "---:|" * (len(runs) + 1))
+    apart = []
     for length in lengths:
-        prompt = rng.integers(1, config["vocab_size"], length)
-        found: dict[str, list[tuple[float, float, list[int]]]] = {name: [] for name in runs}
-        for turn in range(turns + 1):
-            for name, run in runs.items():
-                result = run(prompt, count if turn else 3)
-                if turn:  # the first warms up
-                    found[name].append(result)
-        print(f"prompt of {length}, {count} tokens more, median of {turns} turns, tokens/s:")
-        base: tuple[float, float] | None = None
-        for name, results in found.items():
-            prefill = length / statistics.median(r[0] for r in results)
-            decode = 1 / statistics.median(r[1] for r in results)
-            base = base or (prefill, decode)
-            same = "same tokens" if results[0][2] == found["attnc"][0][2] else "other tokens"
-            print(f"  {name:20} prefill {prefill:7.1f} ({base[0] / prefill:.2f})  "
-                  f"decode {decode:6.1f} ({base[1] / decode:.2f})  {same}", flush=True)  # fmt: skip
+        results = measure(runs, rng.integers(1, WORDS, length), options.turns, options.tokens)
+        seconds = {
+            f"prefill of {length:,}": {
+                name: statistics.median(r[0] for r in rs) / length for name, rs in results.items()
+            },
+            f"decode behind {length:,}": {n: statistics.median(r[1] for r in rs) for n, rs in results.items()},
+        }
+        for what, by in seconds.items():
+            best = min(s for name, s in by.items() if name != "attnc")
+            shown = " | ".join(f"{1 / s:.1f}" for s in by.values())
+            print(f"| {what} | {shown} | {best / by['attnc']:.2f} |", flush=True)
+        ours, *others = (rs[0][2] for rs in results.values())
+        apart += [f"{length:,}" for other in others if other != ours]
+    print(f"\nThe greedy tokens {'differ behind ' + ', '.join(apart) if apart else 'are the same'}.")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from .sampling import Sampling, seeded
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["Stop", "Stops", "check_whole", "generate", "row_feeds", "token_rows"]
+__all__ = ["Stop", "Stops", "check_whole", "generate", "row_feeds", "token_array", "token_rows"]
 
 Stop = int | Sequence[int | Sequence[int]]
 """Token ids that end a row, and sequences of them that do."""
@@ -71,6 +71,16 @@ def token_rows(ids: Any) -> tuple[list[Array], bool]:
     if not rows:
         raise InputError("no row of token ids is given")
     return rows, len(rows) == 1
+
+
+def token_array(ids: Any) -> Array:
+    """Token ids as one array [rows, n], int64. Raises InputError, also for rows of different lengths."""
+    if isinstance(ids, np.ndarray) and ids.ndim == 2 and ids.size and ids.dtype.kind in "iu":
+        return ids.astype(np.int64)
+    rows, _ = token_rows(ids)
+    if len({len(row) for row in rows}) > 1:
+        raise InputError("the rows of token ids differ in length: pad them, with a mask, or call session.generate")
+    return np.stack(rows)
 
 
 @dataclass

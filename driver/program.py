@@ -12,8 +12,9 @@ from ..backends.base import Backend, Options
 from ..ir import Graph
 from ..ir.cacheplan import CachePlan
 from . import artifact
+from .half import Half
 from .report import Report
-from .session import Half, Session
+from .session import Session
 from .targets import find_backend
 from .verify import Verification, verify_program
 from .verify_cached import verify_cached
@@ -84,17 +85,25 @@ class Program:
             plan=self.plan, prepare=self.prepare, words=self.words, wordless=self.wordless,
         )  # fmt: skip
 
-    def session(self, batch: int | None = None, max_length: int | None = None) -> Session:
+    def session(
+        self, batch: int | None = None, max_length: int | None = None, prefill_chunk: int | None = None
+    ) -> Session:
         """The program, ready to run. ``batch`` fixes how many rows a run has, ``max_length`` how many tokens a session
-        may see; by default the option ``max_length`` of the program, if it has one. Raises UsageError."""
+        may see; by default the option ``max_length`` of the program, if it has one. A long prompt of one row runs by
+        ``prefill_chunk`` tokens at a time, by default as many as are fastest on the target. Raises UsageError."""
         prepare = None
+        if prefill_chunk is None:
+            prefill_chunk = self.backend.prefill_chunk
         if max_length is None:
             max_length = self.options.extra.get("max_length")
         if self.prepare is not None:
             folder = None if self.folder is None else self.folder / artifact.PREPARE_FOLDER
             prepare = Half(self.prepare, self.backend.load(self.prepare, folder, self.options))
         executable = self.backend.load(self.graph, self.folder, self.options)
-        return Session(self.graph, executable, plan=self.plan, prepare=prepare, batch=batch, max_length=max_length)
+        return Session(
+            self.graph, executable, plan=self.plan, prepare=prepare,
+            batch=batch, max_length=max_length, prefill_chunk=prefill_chunk,
+        )  # fmt: skip
 
     def verify(
         self, feeds: Mapping[str, Any] | None = None, seed: int = 0, tolerance: float | None = None, **sizes: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
 from typing import Any
@@ -11,45 +11,19 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import Executable
-from ..ir import AttncError, Graph, InputError, TensorType, UsageError, Value
-from ..ir.cacheplan import CachePlan
-from ..ir.evaluate import bind_sizes, check_feeds, initial_state
+from ..ir import Graph, InputError, TensorType, UsageError, Value
+from ..ir.cacheplan import CachePlan, TimeOutput
+from ..ir.evaluate import check_feeds
 from ..ir.operator import Array
 from .beam import search
-from .generate import Stop, check_whole, generate, token_rows
+from .generate import Stop, check_whole, generate, token_array
+from .half import Half
 from .memory import Memory, take, truncated
 from .sampling import Sampling
 from .timefeeds import TimeFeeds
 from .timeplan import whole_plan
 
-__all__ = ["Half", "Session"]
-
-
-@dataclass(frozen=True)
-class Half:
-    """A graph that is loaded."""
-
-    graph: Graph
-    executable: Executable
-
-    @cached_property
-    def _alike(self) -> dict[TensorType, list[str]]:
-        """The names of the states by type: a decoder has very many of very few types."""
-        found: dict[TensorType, list[str]] = {}
-        for state in self.graph.states.values():
-            found.setdefault(state.type, []).append(state.name)
-        return found
-
-    def bind_inputs(self, arrays: Mapping[str, Array], sizes: dict[str, int]) -> None:
-        """Learns the sizes that feeds fix, and checks the others. Raises InputError."""
-        for value in self.graph.inputs:
-            bind_sizes(value.type, arrays[value.name].shape, sizes, f"input {value.name}")
-
-    def bind_states(self, states: Mapping[str, Array], sizes: dict[str, int]) -> None:
-        """The same for states."""
-        for type, names in self._alike.items():
-            for shape, name in {states[name].shape: name for name in names}.items():
-                bind_sizes(type, shape, sizes, f"state {name}")
+__all__ = ["Session"]
 
 
 class Session:
@@ -69,16 +43,19 @@ class Session:
         prepare: Half | None = None,
         batch: int | None = None,
         max_length: int | None = None,
+        prefill_chunk: int | None = None,
     ) -> None:
         """``prepare`` is the encoder half of a program with two. ``batch`` fixes how many rows a run has;
-        ``max_length`` how many tokens the session may see, where the plan does not allow fewer."""
-        for name, number in (("batch", batch), ("max_length", max_length)):
+        ``max_length`` how many tokens the session may see, where the plan does not allow fewer. More new tokens than
+        ``prefill_chunk`` of one row run in turns, where only what follows the last of them is asked for."""
+        for name, number in (("batch", batch), ("max_length", max_length), ("prefill_chunk", prefill_chunk)):
             if number is not None:
                 check_whole(name, number)
         self.graph = graph
         self.plan = plan
         self.batch = batch
         self.max_length = max_length
+        self.prefill_chunk = prefill_chunk
         self._main = Half(graph, executable)
         self._prepare = prepare
         self.memory = Memory()
@@ -132,26 +109,23 @@ class Session:
         ones, positions count the tokens that the mask shows (from 0), other inputs along time repeat their last
         entry, inputs without time stay what they were. Raises InputError.
         """
-        rows, _ = token_rows(ids)
-        if len({len(row) for row in rows}) > 1:
-            raise InputError("the rows of token ids differ in length: pad them, with a mask, or call session.generate")
-        new, given = np.stack(rows), dict(feeds or {})
-        time, count = self.time, self.time.rows
-        if count is not None and count != len(new):
-            raise InputError(f"the program takes {count} rows of token ids, and {len(new)} are given")
-        names = [*time.types, *(v.name for v in self._encoder_inputs())]
-        unknown = sorted(set(given) - set(names))
-        if unknown:
-            raise InputError(f"no input is called {', '.join(unknown)}; the inputs are {', '.join(names)}")
-        if time.ids.name in given:
-            raise InputError(f"input {time.ids.name} is given twice: as ids and among the feeds")
+        new, given, time = token_array(ids), dict(feeds or {}), self.time
+        if time.rows is not None and time.rows != len(new):
+            raise InputError(f"the program takes {time.rows} rows of token ids, and {len(new)} are given")
+        if given:
+            names = [*time.types, *(v.name for v in self._encoder_inputs)]
+            unknown = sorted(set(given) - set(names))
+            if unknown:
+                raise InputError(f"no input is called {', '.join(unknown)}; the inputs are {', '.join(names)}")
+            if time.ids.name in given:
+                raise InputError(f"input {time.ids.name} is given twice: as ids and among the feeds")
         others = {name: value for name, value in given.items() if name not in time.timed}
-        return self._logits(self._advance({**time.feeds(self.memory, new, given), **others}))
+        return self._logits(self._advance({**time.feeds(self.memory, new, given), **others}, last=True))
 
-    def _advance(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
-        """Runs new tokens, and remembers them."""
+    def _advance(self, feeds: Mapping[str, Any], last: bool = False) -> dict[str, Array]:
+        """Runs new tokens, and remembers them. With ``last`` only what follows the last of them is wanted."""
         time, memory, given = self.time, self.memory, dict(feeds)
-        encoder = {v.name for v in self._encoder_inputs()}
+        encoder = {v.name for v in self._encoder_inputs}
         if encoder & set(given):
             both = encoder | set(time.types)
             memory, _ = self._prepared(memory, {n: v for n, v in given.items() if n in both and n not in time.timed})
@@ -163,10 +137,21 @@ class Session:
         if count < 1:
             raise InputError(f"input {time.counted.name} holds no new token")
         self.check_room(count)
-        sizes = {time.plan.past: memory.length} if self.plan is not None else {}
-        results, states = self._execute(self._main, arrays, memory, sizes)
-        self.memory = time.remember(memory, arrays, states)
+        results: dict[str, Array] = {}
+        for part in time.parts(memory, arrays, self._chunk(count, last)):
+            sizes = {time.plan.past: memory.length} if self.plan is not None else {}
+            results, states = self._execute(self._main, part, memory, sizes)
+            memory = time.remember(memory, part, states)
+        self.memory = memory
         return results
+
+    def _chunk(self, count: int, last: bool) -> int:
+        """How many of ``count`` new tokens run at once."""
+        chunk, plan = self.prefill_chunk, self.plan
+        if chunk is None or plan is None or count <= chunk:
+            return count
+        only_last = {output.name for output in plan.outputs if output.last}
+        return chunk if last or all(output.name in only_last for output in self.graph.outputs) else count
 
     def _execute(
         self, half: Half, arrays: Mapping[str, Array], memory: Memory, sizes: dict[str, int]
@@ -174,20 +159,9 @@ class Session:
         """The outputs, and the states as the run leaves them."""
         if not self._open[0]:
             raise UsageError("the session is closed")
-        graph, states = half.graph, dict(memory.states)
         if self.batch is not None:
-            self._check_batch(graph, arrays)
-        new = [state for state in graph.states.values() if state.name not in states]
-        if new:
-            half.bind_inputs(arrays, sizes)
-            states.update((state.name, initial_state(state, sizes)) for state in new)
-        half.bind_states(states, sizes)
-        half.bind_inputs(arrays, sizes)  # behind the states: one may fix a size that an input computes with
-        results = half.executable.run(arrays, states)
-        missing = [output.name for output in graph.outputs if output.name not in results]
-        if missing:
-            raise AttncError(f"the backend gave no output called {', '.join(missing)}")
-        return {output.name: results[output.name] for output in graph.outputs}, states
+            self._check_batch(half.graph, arrays)
+        return half.run(arrays, memory.states, sizes)
 
     def _prepared(self, memory: Memory, feeds: Mapping[str, Any]) -> tuple[Memory, dict[str, Array]]:
         if self._prepare is None:
@@ -202,20 +176,31 @@ class Session:
 
     def input_type(self, name: str) -> TensorType | None:
         """The type of an input of the program or its encoder half; None when neither has it."""
-        return next((v.type for v in [*self.graph.inputs, *self._encoder_inputs()] if v.name == name), None)
+        return next((v.type for v in [*self.graph.inputs, *self._encoder_inputs] if v.name == name), None)
 
+    @cached_property
     def _encoder_inputs(self) -> list[Value]:
         """The inputs that the encoder half alone has."""
         return [] if self._prepare is None else [v for v in self._prepare.graph.inputs if v.name not in self.time.types]
 
-    def _logits(self, results: Mapping[str, Array]) -> Array:
+    @cached_property
+    def _logits_output(self) -> TimeOutput:
+        """The output of logits: the one of that name, else that of the most words."""
         types = {output.name: output.value.type for output in self.graph.outputs}
         rank = len(self.time.types[self.time.ids.name].shape) + 1
         fitting = [o for o in self.time.plan.outputs if types[o.name].dtype.is_float and types[o.name].rank == rank]
         if not fitting:
             raise UsageError("the program has no output of logits [batch, n, vocabulary]: call session.run(feeds)")
-        chosen = max(fitting, key=lambda o: (o.name == "logits", results[o.name].shape[-1]))
-        last = np.take(results[chosen.name], -1, axis=chosen.axis)
+        words = {o.name: d if isinstance(d := types[o.name].shape[-1], int) else 0 for o in fitting}
+        return max(fitting, key=lambda o: (o.name == "logits", words[o.name]))
+
+    def _logits(self, results: Mapping[str, Array]) -> Array:
+        chosen = self._logits_output
+        array = results[chosen.name]
+        place: tuple[Any, ...] = (*(slice(None),) * chosen.axis, -1)
+        last = array[place]
+        if array.shape[chosen.axis] > 1:
+            last = last.copy()  # so that the logits of the others go
         return np.asarray(last if last.ndim == 2 else last[None])
 
     def check_room(self, count: int) -> None:
@@ -298,8 +283,9 @@ class Session:
         """A session that has seen the same and goes its own way. It shares the program, not what it will remember;
         closing either frees the program for both."""
         copy = Session(self.graph, self._main.executable, plan=self.plan, prepare=self._prepare, batch=self.batch)
-        copy.max_length = self.max_length
+        copy.max_length, copy.prefill_chunk = self.max_length, self.prefill_chunk
         copy.memory, copy._feeds, copy._open = self.memory, self._feeds, self._open
+        copy._main = self._main
         return copy
 
     def part(self, rows: Sequence[int], count: int) -> Session:

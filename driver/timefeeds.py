@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class TimeFeeds:
             raise AttncError(f"the plan of the graph {graph.name} has no input along time")
         self.counted = counted[0]
         """The input whose entries are the new tokens."""
+        self._ordered = sorted(plan.inputs, key=lambda t: t.role == "positions")  # they follow from the mask
         across = [d for k, d in enumerate(self.types[self.counted.name].shape) if k != self.counted.axis]
         self.several = bool(across)
         self.rows: int | None = None
@@ -69,6 +70,8 @@ class TimeFeeds:
         """An array [rows, n] as the input has it. Raises InputError when rows that differ would have to be one."""
         type = self.types[timed.name]
         batch = self.batch_axis_of(timed.name)
+        if type.rank == 2 and (batch, timed.axis) == (0, 1):
+            return np.array(rows, type.dtype.numpy)
         shape = [d if isinstance(d, int) else 1 for d in type.shape]
         if batch is None:
             if (rows != rows[:1]).any():
@@ -105,10 +108,9 @@ class TimeFeeds:
     def feeds(self, memory: Memory, ids: Array, given: Mapping[str, Any]) -> dict[str, Any]:
         """The feeds along time of a run over new token ids [rows, n]: ``given``, or what follows from the tokens.
         Raises InputError."""
-        ordered = sorted(self.plan.inputs, key=lambda t: t.role == "positions")  # they follow from the mask
         found: dict[str, Any] = {}
         mask: Array | None = None
-        for timed in ordered:
+        for timed in self._ordered:
             if timed.role == "ids":
                 new = self.place(timed, ids)
             elif timed.name in given:
@@ -179,9 +181,37 @@ class TimeFeeds:
     # -- memory ----------------------------------------------------------------------------------------------
 
     def new_tokens(self, memory: Memory, arrays: Mapping[str, Array]) -> int:
-        """How many new tokens the feeds of a run hold."""
-        length = int(arrays[self.counted.name].shape[self.counted.axis])
+        """How many new tokens the feeds of a run hold. Raises InputError for an array of another rank."""
+        array, type = arrays[self.counted.name], self.types[self.counted.name]
+        if array.ndim != type.rank:
+            raise InputError(f"input {self.counted.name} must be {type}, not of shape {list(array.shape)}")
+        length = int(array.shape[self.counted.axis])
         return length - memory.length if self.counted.whole else length
+
+    def parts(self, memory: Memory, arrays: Mapping[str, Array], chunk: int) -> Iterator[Mapping[str, Array]]:
+        """The feeds of runs over at most ``chunk`` new tokens each that do together what one with these feeds does.
+        All at once for several rows, which ONNX Runtime's attention does not take behind a cache, and where an input
+        is too long or too short, as the run will say."""
+        count = self.new_tokens(memory, arrays)
+        if count <= chunk:
+            yield arrays
+            return
+        axis = self.batch_axis_of(self.counted.name)
+        several = axis is not None and arrays[self.counted.name].shape[axis] > 1
+        fitting = all(
+            arrays[name].shape[timed.axis : timed.axis + 1] == (count + memory.length * timed.whole,)
+            for name, timed in self.timed.items()
+        )
+        if several or not fitting:
+            yield arrays
+            return
+        for start in range(0, count, chunk):
+            stop = min(start + chunk, count)
+            part = dict(arrays)
+            for name, timed in self.timed.items():
+                rows = slice(0, memory.length + stop) if timed.whole else slice(start, stop)
+                part[name] = arrays[name][(*(slice(None),) * timed.axis, rows)]
+            yield part
 
     def remember(self, memory: Memory, arrays: Mapping[str, Array], states: Mapping[str, Array]) -> Memory:
         """The memory after a run with these feeds. Arrays of the caller are copied."""

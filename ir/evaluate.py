@@ -102,9 +102,9 @@ def check_feeds(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, Array]:
     """The feeds as arrays of the declared dtypes. A Python number or list is converted, an array of another dtype is
     not, except between integer widths when no value changes. Raises InputError."""
     known = {v.name: v for v in graph.inputs}
-    unknown = sorted(set(feeds) - set(known))
-    missing = sorted(set(known) - set(feeds))
-    if unknown or missing:
+    if feeds.keys() != known.keys():
+        unknown = sorted(set(feeds) - set(known))
+        missing = sorted(set(known) - set(feeds))
         parts = [f"no input is called {', '.join(unknown)}"] if unknown else []
         parts += [f"missing: {', '.join(missing)}"] if missing else []
         wanted = ", ".join(f"{v.name}: {v.type}" for v in graph.inputs) or "none"

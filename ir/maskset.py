@@ -170,15 +170,16 @@ class MaskSet:
 
         Raises InputError for a parameter without a value.
         """
-        fixed_mask = self.substitute_params(params or {})
-        if fixed_mask.params:
-            raise InputError(f"the mask {self.text} needs a value for {', '.join(fixed_mask.params)}")
-        env: dict[str, object] = {}
+        missing = [name for name in self.params if name not in (params or {})]
+        if missing:
+            raise InputError(f"the mask {self.text} needs a value for {', '.join(missing)}")
+        # The set with its parameters, not one for each of their values: isl is asked once, not at every step.
+        env: dict[str, object] = {name: (params or {})[name] for name in self.params}
         for axis, (name, size) in enumerate(zip(DIMS, (batch, heads, n, m), strict=True)):
-            length = size if fixed_mask.depends_on(name) else min(size, 1)
+            length = size if self.depends_on(name) else min(size, 1)
             env[name] = np.arange(length).reshape([-1 if k == axis else 1 for k in range(4)])
         shape = np.broadcast_shapes(*(x.shape for x in env.values() if isinstance(x, np.ndarray)))
-        return np.array(np.broadcast_to(evaluate(fixed_mask.to_expr(), env), shape), np.bool_)
+        return np.array(np.broadcast_to(evaluate(self.to_expr(), env), shape), np.bool_)
 
     def words(self) -> str:
         """The mask in plain words, found by comparing sets: ``causal, window 128``; otherwise ``the set …``."""

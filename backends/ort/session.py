@@ -78,6 +78,8 @@ class OrtExecutable(Executable):
         self._staged: dict[str, Staged] = {}
         self._held: dict[str, tuple[Array, Any]] = {}
         """The states that are bound as they are: the array given, and the value over its memory."""
+        self._made: dict[str, tuple[Array, Any]] = {}
+        """The states that the last run made, likewise."""
         about = json.loads(self._session.get_modelmeta().custom_metadata_map.get(BUFFERS_KEY, "{}"))
         self._appended: dict[str, str] = about.get("appended", {})
         """By state that the kernel appends to, the size of what a run appends."""
@@ -91,15 +93,19 @@ class OrtExecutable(Executable):
             Buffers([s for s, own in about["filled"].items() if own == size], options.extra.get("max_length"))
             for size in about.get("lengths", {})
         ]
-        self._in_buffer = {name for buffers in self._buffers for name in buffers.names}
-        kept = {self._present[name] for name in self._in_buffer}
+        in_buffer = {name for buffers in self._buffers for name in buffers.names}
+        kept = {self._present[name] for name in in_buffer}
+        self._free = [(name, own) for name, own in self._past.items() if name not in in_buffer]
+        self._free_written = [(name, own) for name, own in self._present.items() if name not in in_buffer]
+        """The states beside buffers, with the model's names: those that are read, and those that are written."""
+        self._places = {text: self._place(size) for text, size in self._more.items()}
         types = [o.value.dtype for o in graph.outputs] + [graph.states[name].type.dtype for name in written]
         self._fresh = [(n, k, t) for k, (n, t) in enumerate(zip(outputs, types, strict=True)) if n not in kept]
         """The outputs that every run makes anew: their names, places and types."""
         self._plain: OrtExecutable | None = None
 
     def run(self, feeds: Mapping[str, Array], states: dict[str, Array]) -> dict[str, Array]:
-        more = {text: self._size(size, feeds, states) for text, size in self._more.items()}
+        more = {text: self._size(text, feeds, states) for text in self._more}
         if self._is_chunk_of_rows(states, more):
             return self._without_buffers().run(feeds, states)
         filled = []
@@ -114,33 +120,37 @@ class OrtExecutable(Executable):
         self._bind_tables(max(filled, default=0))
         for name, (own, dtype) in self._inputs.items():
             self._fill(own, feeds[name], dtype)
-        for name, own in self._past.items():
-            if name not in self._in_buffer and states[name] is not self._held.get(name, (None,))[0]:
-                value = to_ort(states[name], self._graph.states[name].type.dtype)
+        for name, own in self._free:
+            array = states[name]
+            if array is not self._held.get(name, (None,))[0]:
+                made, value = self._made.get(name, (None, None))
+                if made is not array:
+                    value = to_ort(array, self._graph.states[name].type.dtype)
                 self._binding.bind_ortvalue_input(own, value)
-                self._held[name] = (states[name], value)
+                self._held[name] = (array, value)
         try:
             results = self._run_bound()
         except Exception as error:
             what = f"{self._graph.name} ({self._target})"
             raise AttncError(f"ONNX Runtime failed on {what}: {_first_line(error)}") from error
         for buffers, length in zip(self._buffers, filled, strict=True):
-            states.update(buffers.filled(length))
-        for name, own in self._present.items():
-            if name not in self._in_buffer:
-                states[name] = results[own]
-        return {name: results[own] for name, own in self._outputs}
+            buffers.fill(states, length)
+        for name, own in self._free_written:
+            states[name], _ = self._made[name] = results[own]
+        return {name: results[own][0] for name, own in self._outputs}
 
-    def _run_bound(self) -> dict[str, Array]:
-        """Runs on what is bound; gives the results that are not in buffers, by the model's names."""
+    def _run_bound(self) -> dict[str, tuple[Array, Any]]:
+        """Runs on what is bound; gives the results that are not in buffers, by the model's names, each with the value
+        that it was made as."""
         for name, _, _ in self._fresh:
             self._binding.bind_output(name)  # each time: what the last run gave would be overwritten
         self._session.run_with_iobinding(self._binding)
         values = self._binding.get_outputs_as_ortvaluevector()
-        results = {}
+        results: dict[str, tuple[Array, Any]] = {}
         for name, place, dtype in self._fresh:
-            array = from_ort(onnxruntime.OrtValue(values[place]), dtype)
-            results[name] = array.copy() if name in self._staged else array
+            value = onnxruntime.OrtValue(values[place])
+            array = from_ort(value, dtype)
+            results[name] = (array.copy() if name in self._staged else array), value
         return results
 
     def _bind_tables(self, positions: int) -> None:
@@ -157,14 +167,20 @@ class OrtExecutable(Executable):
             self._staged[name] = staged = Staged(array, dtype)
             self._binding.bind_ortvalue_input(name, staged.value)
 
-    def _size(self, size: Dim, feeds: Mapping[str, Array], states: Mapping[str, Array]) -> int:
-        """The value of a size in a run."""
+    def _place(self, size: Dim) -> tuple[str, int] | None:
+        """The input and the axis that have a size, if there are such."""
+        return next(
+            ((v.name, axis) for v in self._graph.inputs for axis, d in enumerate(v.shape) if d == size),
+            None,
+        )
+
+    def _size(self, text: str, feeds: Mapping[str, Array], states: Mapping[str, Array]) -> int:
+        """The value in a run of a size that a run appends."""
+        size, place = self._more[text], self._places[text]
         if isinstance(size, int):
             return size
-        for value in self._graph.inputs:
-            for axis, d in enumerate(value.shape):
-                if d == size:
-                    return int(feeds[value.name].shape[axis])
+        if place is not None:
+            return int(feeds[place[0]].shape[place[1]])
         return evaluate_dim(size, begin(self._graph, feeds, dict(states)))
 
     def _is_chunk_of_rows(self, states: Mapping[str, Array], more: Mapping[str, int]) -> bool:

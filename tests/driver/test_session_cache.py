@@ -208,7 +208,7 @@ class Counting(NumpyExecutable):
 
 
 def encoder_session() -> tuple[Session, Counting]:
-    from attnc.driver.session import Half
+    from attnc.driver.half import Half
 
     program = cached(ENCODER)
     assert program.prepare is not None

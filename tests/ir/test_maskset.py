@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnc.ir import presburger
 from attnc.ir.errors import InputError, ParseError
 from attnc.ir.expr import is_boolean, parse, variables
 from attnc.ir.expreval import evaluate
@@ -332,3 +333,24 @@ def test_import_is_lazy() -> None:
         subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, check=False).returncode
         == 0
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("j <= i + past", lambda i, j, past: j <= i + past),
+        ("j <= i + past and i + past - j < 3", lambda i, j, past: 0 <= i + past - j < 3),
+        ("(i + past - j) mod 3 = 0", lambda i, j, past: (i + past - j) % 3 == 0),
+        ("j < past or 2 * j <= i + past", lambda i, j, past: j < past or 2 * j <= i + past),
+    ],
+)
+def test_evaluating_at_many_sizes_asks_isl_once(text: str, shown: Callable[[int, int, int], bool]) -> None:
+    """A step of a program evaluates its masks at a ``past`` of its own: no time or memory may go to sets of isl."""
+    mask = MaskSet(text)
+    mask.evaluate(1, 1, 2, 3, {"past": 1})
+    before = presburger.read_set.cache_info().misses, presburger.to_expr.cache_info().misses
+    for past in range(30):
+        found = mask.evaluate(1, 1, 2, past + 2, {"past": past, "unused": 5})
+        expected = [[shown(i, j, past) for j in range(past + 2)] for i in range(2)]
+        np.testing.assert_array_equal(np.broadcast_to(found, (1, 1, 2, past + 2))[0, 0], expected)
+    assert (presburger.read_set.cache_info().misses, presburger.to_expr.cache_info().misses) == before
