@@ -40,6 +40,7 @@ def search(
     stops = Stops(stop)
     found = []
     for place, row in enumerate(rows):
+        session.time.check_ids(row)
         part = session.part([place], len(rows))
         one = feeds if single else row_feeds(session, feeds, [place], len(rows))
         part.check_room(len(row))

@@ -101,6 +101,8 @@ def generate(
     """What ``Session.generate`` says."""
     check_whole("max_new_tokens", count)
     rows, single = token_rows(ids)
+    for row in rows:
+        session.time.check_ids(row)
     stops = Stops(stop)
     rngs = seeded(seed, len(rows))
     lanes = _lanes(session, rows, feeds)

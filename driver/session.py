@@ -110,6 +110,7 @@ class Session:
         entry, inputs without time stay what they were. Raises InputError.
         """
         new, given, time = token_array(ids), dict(feeds or {}), self.time
+        time.check_ids(new)
         if time.rows is not None and time.rows != len(new):
             raise InputError(f"the program takes {time.rows} rows of token ids, and {len(new)} are given")
         if given:

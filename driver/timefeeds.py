@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from ..ir import AttncError, Graph, InputError, TensorType, UsageError
 from ..ir.cacheplan import CachePlan, TimeInput
 from ..ir.dims import SymDim, symbol, symbol_and_offset
 from ..ir.operator import Array
+from .feeds import index_limits
 from .memory import Memory, take
 
 __all__ = ["TimeFeeds"]
@@ -21,6 +23,7 @@ class TimeFeeds:
 
     def __init__(self, graph: Graph, plan: CachePlan) -> None:
         self.plan = plan
+        self._graph = graph
         self._axes: dict[str, int | None] = {}
         self.types: dict[str, TensorType] = {v.name: v.type for v in graph.inputs}
         lacking = [t.name for t in plan.inputs if t.name not in self.types]
@@ -104,6 +107,19 @@ class TimeFeeds:
         return self.mask is not None and self.plan.padding and apart and not mixed
 
     # -- feeds -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def vocabulary(self) -> int | None:
+        """How many tokens there are: the rows of the smallest table that the ids look up; None where that is open."""
+        limits = index_limits(self._graph, {})
+        return next((limit for value, limit in limits.items() if value.name == self.ids.name), None)
+
+    def check_ids(self, ids: Array) -> None:
+        """Raises InputError for a token id that is none."""
+        limit = self.vocabulary
+        if limit is not None and ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
+            wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+            raise InputError(f"{wrong} is no token id of the program: they are 0 to {limit - 1}")
 
     def feeds(self, memory: Memory, ids: Array, given: Mapping[str, Any]) -> dict[str, Any]:
         """The feeds along time of a run over new token ids [rows, n]: ``given``, or what follows from the tokens.

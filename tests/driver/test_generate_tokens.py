@@ -15,7 +15,7 @@ from attnc.driver import Program, Session
 from attnc.driver.generate import Stops
 from attnc.driver.sampling import Sampling, seeded
 from attnc.ir import InputError, UsageError
-from attnc.tests.driver.decoders import Decoder, cached, full_graph, greedy, logits, whole
+from attnc.tests.driver.decoders import WORDS, Decoder, cached, full_graph, greedy, logits, whole
 
 CONFIGS = {
     "plain": Decoder(),
@@ -263,3 +263,18 @@ def test_an_interrupt_leaves_the_session_usable() -> None:
     assert session.length == 3 + 2  # the third token was about to be read
     rest = list(session.generate(found[2:], 4))
     assert rest == greedy(full, [1, 2, 3, *found], 4)
+
+
+@pytest.mark.parametrize("make", [cached, whole])
+@pytest.mark.parametrize("wrong", [WORDS, -1])
+def test_a_token_that_is_none_is_an_error_before_the_run(make: Make, wrong: int) -> None:
+    session = make(Decoder()).session()
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: session.step([1, wrong]),
+        lambda: session.generate([[1], [wrong, 2]]),
+        lambda: session.beam_search([wrong]),
+    )
+    for call in calls:
+        with pytest.raises(InputError, match=f"^{wrong} is no token id of the program: they are 0 to {WORDS - 1}$"):
+            call()
+    assert session.length == 0
