@@ -56,6 +56,9 @@ class Backend(ABC):
     packs: bool = False
     """Whether one product with several matrices side by side is faster than a product with each."""
 
+    rounds: bool = False
+    """Whether products with weights in few bits are computed with the other operand rounded too."""
+
     @abstractmethod
     def check(self) -> None:
         """Raises TargetError that says what to install when the backend cannot work here."""

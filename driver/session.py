@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backends.base import Executable
 from ..ir import AttncError, Graph, InputError, TensorType, UsageError, Value
-from ..ir.cacheplan import CachePlan
+from ..ir.cacheplan import CachePlan, TimeOutput
 from ..ir.evaluate import bind_sizes, check_feeds, initial_state
 from ..ir.operator import Array
 from .beam import search
@@ -208,13 +208,17 @@ class Session:
         """The inputs that the encoder half alone has."""
         return [] if self._prepare is None else [v for v in self._prepare.graph.inputs if v.name not in self.time.types]
 
-    def _logits(self, results: Mapping[str, Array]) -> Array:
+    def logits_output(self) -> TimeOutput:
+        """The output of logits [batch, n, vocabulary]. Raises UsageError when there is none."""
         types = {output.name: output.value.type for output in self.graph.outputs}
         rank = len(self.time.types[self.time.ids.name].shape) + 1
         fitting = [o for o in self.time.plan.outputs if types[o.name].dtype.is_float and types[o.name].rank == rank]
         if not fitting:
             raise UsageError("the program has no output of logits [batch, n, vocabulary]: call session.run(feeds)")
-        chosen = max(fitting, key=lambda o: (o.name == "logits", results[o.name].shape[-1]))
+        return max(fitting, key=lambda o: (o.name == "logits", _width(types[o.name])))
+
+    def _logits(self, results: Mapping[str, Array]) -> Array:
+        chosen = self.logits_output()
         last = np.take(results[chosen.name], -1, axis=chosen.axis)
         return np.asarray(last if last.ndim == 2 else last[None])
 
@@ -381,3 +385,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _width(type: TensorType) -> int:
+    """The last axis, where it is a number."""
+    return type.shape[-1] if isinstance(type.shape[-1], int) else 0
