@@ -58,6 +58,9 @@ class Backend(ABC):
     prefill_chunk: int | None = None
     """How many tokens of a long prompt run at once; None for all of them."""
 
+    rounds: bool = False
+    """Whether products with weights in few bits are computed with the other operand rounded too."""
+
     @abstractmethod
     def check(self) -> None:
         """Raises TargetError that says what to install when the backend cannot work here."""

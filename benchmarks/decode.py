@@ -171,9 +171,9 @@ def checkpoint(config: Config, weights: dict[str, np.ndarray], folder: Path) -> 
     (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
 
 
-def build_genai(source: Path, folder: Path, *options: str) -> None:
+def build_genai(source: Path, folder: Path, *options: str, precision: str = "fp32") -> None:
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", "model", "-i", str(source), "-o"]
-    command += [str(folder), "-p", "fp32", "-e", "cpu", "-c", str(folder / "cache")]
+    command += [str(folder), "-p", precision, "-e", "cpu", "-c", str(folder / "cache")]
     if options:
         command += ["--extra_options", *options]
     made = subprocess.run(command, capture_output=True, text=True, check=False)

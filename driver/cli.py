@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import click
 
 from ..backends.base import Options
 from ..ir import UsageError
+from ..passes.quantise_weights import WEIGHT_TYPES
 from . import artifact, pipeline
 from .arrays import check_results_folder, read_feeds, write_results
+from .bench import bench
 from .caching import CacheOptions
 from .causality import describe_causality
 from .cli_common import common, emit
+from .cli_generate import token_ids
 from .cli_words import embed_command, generate_command
 from .compile import compile_graph
 from .group import EXIT_CODES, TERMINATED, AttncGroup
@@ -69,6 +73,9 @@ _opset = click.option("--opset", type=click.IntRange(min=1), help="The ONNX opse
 @click.option("--rings/--no-rings", default=True, help="With --cache: keep of a window what it can see; or all.")
 @click.option("--tokens", metavar="INPUT", help="With --cache: the input that holds the tokens.")
 @_time
+@click.option(
+    "--dtype", type=click.Choice(WEIGHT_TYPES), help="Store the weights in fewer bits; verify shows what it costs."
+)
 @click.option("--dequantise", is_flag=True, help="Compute dynamically quantised products in floats.")
 @click.option("--encoder", metavar="FILE", help="A second model that computes inputs of MODEL; see --link.")
 @click.option(
@@ -90,6 +97,7 @@ def compile_command(
     rings: bool,
     tokens: str | None,
     time: str | None,
+    dtype: str | None,
     dequantise: bool,
     encoder: str | None,
     links: tuple[str, ...],
@@ -107,9 +115,8 @@ def compile_command(
     beside = Path(model).with_name("tokenizer.json")
     if source is not model and tokenizer is None and beside.is_file():
         tokenizer = str(beside)
-    program = compile_graph(
-        source, target, cache, Options(opset, threads), verify, progress, caching, dequantise, tokenizer
-    )
+    options = Options(opset, threads, {} if dtype is None else {"dtype": dtype})
+    program = compile_graph(source, target, cache, options, verify, progress, caching, dequantise, tokenizer)
     with progress(f"writing {output}"):
         program.save(output)
     emit(
@@ -193,29 +200,49 @@ def _lowering(target: str) -> tuple[tuple[str, Any], ...]:
 @cli.command("verify", epilog=EXIT_CODES)
 @_out
 @click.option("--seed", default=0, show_default=True, help="Chooses the random inputs.")
-@click.option("--tolerance", type=click.FloatRange(min=0), help="The largest relative difference; 1e-4 for float32.")
+@click.option(
+    "--tolerance", type=click.FloatRange(min=0),
+    help="The largest relative difference; 1e-4 for float32. With weights in few bits none unless it is given.",
+)  # fmt: skip
+@click.option("--ids", metavar="IDS", help="Show the perplexity of these token ids, 1,2,3, beside the model's.")
 @click.option("--size", "sizes", multiple=True, metavar="NAME=N", help="Fix a symbolic size; may be repeated.")
 @common
-def verify_command(out: Path, seed: int, tolerance: float | None, sizes: tuple[str, ...], as_json: bool) -> None:
+def verify_command(
+    out: Path, seed: int, tolerance: float | None, ids: str | None, sizes: tuple[str, ...], as_json: bool
+) -> None:
     """Compare the artifact OUT with the model it was compiled from, in float64, on random inputs."""
+    row = None if ids is None else token_ids("--ids", ids)
     program = open_program(out, whole=True)
     with progress_on_stderr()("comparing with the model in float64"):
-        result = program.verify(None, seed, tolerance, **_sizes(sizes))
+        result = program.verify(None, seed, tolerance, row, **_sizes(sizes))
     data = {
         "ok": result.ok,
         "cases": result.cases,
         "skipped": result.skipped,
         "differences": program.report.to_dict()["differences"],
+        "perplexity": None if result.perplexity is None else asdict(result.perplexity),
     }
-    lines = [
-        f"{name}: {d.absolute:.3g} absolute, {d.relative:.3g} relative, "
-        f"{'ok' if d.ok else f'above the tolerance of {d.tolerance:g}'}"
-        for name, d in result.differences.items()
-    ]
+    lines = [f"{name}: {d.words()}" for name, d in result.differences.items()]
+    lines += result.perplexity.lines() if result.perplexity is not None else []
     lines += [f"skipped {reason}" for reason in result.skipped]
     if result.ok or not as_json:
         emit(data, "\n".join(lines), as_json)
     result.check()
+
+
+@cli.command("bench", epilog=EXIT_CODES)
+@_out
+@click.option(
+    "--prompt-length", type=click.IntRange(min=1), default=512, show_default=True, help="Tokens to begin with."
+)
+@click.option("-n", "count", type=click.IntRange(min=2), default=64, show_default=True, help="New tokens.")
+@click.option("--threads", type=click.IntRange(min=1), help="How many threads to use instead of those compiled for.")
+@common
+def bench_command(out: Path, prompt_length: int, count: int, threads: int | None, as_json: bool) -> None:
+    """Measure the decoder OUT: loading, prefill, decoding, memory, and the share of memory bandwidth."""
+    with progress_on_stderr()("measuring"):
+        result = bench(out, prompt_length, count, threads)
+    emit(result.to_dict(), result.text(), as_json)
 
 
 def _sizes(given: tuple[str, ...]) -> dict[str, int]:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..backends.base import Options
-from ..ir import Graph, ModelError, UsageError
+from ..ir import Graph, ModelError, Node, UsageError
+from ..passes.quantise_weights import WEIGHT_TYPES
 from . import pipeline
 from .caching import CacheOptions, add_cache
 from .find_words import read_words, words_or_reason
@@ -35,6 +36,7 @@ def compile(
     tokens: str | None = None,
     dequantise: bool = False,
     tokenizer: str | os.PathLike[str] | None = None,
+    dtype: str | None = None,
 ) -> Program:
     """Compiles a graph, or whatever ``load`` takes, for a target. The graph given is not changed.
 
@@ -42,14 +44,15 @@ def compile(
     the same; LeakError says at which node a model reads the future. The options from ``all_logits`` to ``tokens`` are
     those of ``CacheOptions``. ``dequantise`` computes dynamically quantised products in floats, with the weights of the
     model: then no rounding ties its tokens together. ``tokenizer`` is the tokenizer.json of the model, where it does
-    not lie with it.
+    not lie with it. ``dtype`` stores the weights in float16, bfloat16, int8 or int4
+    (``passes/quantise_weights.py``); ``verify`` then shows what that costs.
     ``opset`` is the ONNX opset of targets that write ONNX, ``threads`` how many a run may use; None leaves the choice
     to the backend. With ``verify`` the program is compared with the model in float64, and VerifyError raised when
     they differ. Raises UsageError for options that do not exist, TargetError when the backend cannot work here, and
     ModelError for a model that is wrong or has what the target lacks.
     """
     caching = CacheOptions(all_logits, rings, time, tokens, max_length)
-    options = Options(opset, threads)
+    options = Options(opset, threads, {} if dtype is None else {"dtype": dtype})
     return compile_graph(
         source, target, cache, options, verify, caching=caching, dequantise=dequantise, tokenizer=tokenizer
     )
@@ -75,6 +78,9 @@ def compile_graph(
     for name, value in numbers:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+    dtype = options.extra.get("dtype")
+    if dtype is not None and dtype not in WEIGHT_TYPES:
+        raise UsageError(f"weights are stored in {', '.join(WEIGHT_TYPES)}, not in {dtype!r}")
     backend = find_backend(target)
     with progress(f"checking {target}"):
         backend.check()
@@ -98,10 +104,14 @@ def compile_graph(
         graph, plan, prepare = cached.step, cached.plan, cached.prepare
 
     def lower(graph: Graph) -> Graph:
-        lowered = pipeline.run(
-            graph, pipeline.lowering(lambda node: backend.supports(node, options), backend.packs), progress=progress
-        )
-        report.notes |= lowered.notes
+        def supports(node: Node) -> bool:
+            return backend.supports(node, options)
+
+        passes = pipeline.lowering(supports, backend.packs)
+        passes += () if dtype is None else pipeline.quantising(dtype, supports)
+        lowered = pipeline.run(graph, passes, progress=progress)
+        for name, notes in lowered.notes.items():  # of both halves, where there is an encoder's
+            report.notes[name] = [*report.notes.get(name, []), *notes]
         report.add_refusals(lowered.refusals)
         return lowered.graph
 

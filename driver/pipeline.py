@@ -18,8 +18,9 @@ from ..passes.fuse_norm import fuse_norm
 from ..passes.fuse_rope import fuse_rope
 from ..passes.lower import lower
 from ..passes.pack_matmuls import pack_matmuls
+from ..passes.quantise_weights import quantise_weights
 
-__all__ = ["LOAD", "OPTIMISE", "Outcome", "Progress", "lowering", "pass_names", "run", "silent"]
+__all__ = ["LOAD", "OPTIMISE", "Outcome", "Progress", "lowering", "pass_names", "quantising", "run", "silent"]
 
 LOAD = "load"
 """The name of the stage before the first pass."""
@@ -60,6 +61,18 @@ def lowering(supports: Callable[[Node], bool], packs: bool = False) -> tuple[tup
         return pack_matmuls(graph) if packs else PassResult(graph, False)
 
     return (("lower", run_lower), ("pack-matmuls", run_pack), ("tidy", canonicalise))  # type: ignore[return-value]
+
+
+def quantising(weights: str, supports: Callable[[Node], bool]) -> tuple[tuple[str, Pass], ...]:
+    """What stores weights in fewer bits. Nothing may come behind it that folds constants."""
+
+    def run_quantise(graph: Graph, /) -> object:
+        return quantise_weights(graph, weights)
+
+    def run_lower(graph: Graph, /) -> object:
+        return lower(graph, supports)
+
+    return (("quantise-weights", run_quantise), ("lower-weights", run_lower))  # type: ignore[return-value]
 
 
 def pass_names() -> list[str]:

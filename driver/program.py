@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..backends.base import Backend, Options
-from ..ir import Graph
+from ..ir import Graph, UsageError
 from ..ir.cacheplan import CachePlan
 from . import artifact
 from .half import Half
+from .perplexity import perplexity
 from .report import Report
 from .session import Session
 from .targets import find_backend
@@ -105,8 +106,25 @@ class Program:
             batch=batch, max_length=max_length, prefill_chunk=prefill_chunk,
         )  # fmt: skip
 
+    @property
+    def rounding(self) -> str:
+        """Why the program must differ from its model; empty when it need not."""
+        weights = self.options.extra.get("dtype")
+        if weights is not None:
+            return f"the weights are in {weights}"
+        halves = [self.graph, *([self.prepare] if self.prepare is not None else [])]
+        quantised = any(node.op.name == "quantised_matmul" for half in halves for node in half.walk())
+        if not quantised or not self.backend.rounds:
+            return ""
+        return f"{self.target} rounds what it multiplies with weights in few bits"
+
     def verify(
-        self, feeds: Mapping[str, Any] | None = None, seed: int = 0, tolerance: float | None = None, **sizes: int
+        self,
+        feeds: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        tolerance: float | None = None,
+        ids: Sequence[int] | None = None,
+        **sizes: int,
     ) -> Verification:
         """Runs the program and the source in float64 on the same inputs; puts the differences into the report too.
 
@@ -115,12 +133,26 @@ class Program:
         The inputs are ``feeds``, or random ones at a few values of the symbolic sizes, of which ``sizes`` fixes some
         by name (``batch=2``). ``tolerance`` is the largest relative difference; by default it follows from the
         coarsest float dtype that an output is computed in: 1e-4 for float32.
+
+        A program whose weights are in fewer bits than the model's must differ. Without a ``tolerance`` that is given,
+        it then fails only where a shape differs or a number is not finite; how far it lies from the model is shown, and
+        for a decoder with a cache the perplexity of ``ids``, or of random token ids, beside that of the model. ``ids``
+        asks for the perplexity of any program with logits.
         """
+        rounding = self.rounding
         with self.session() as session:
             if self.plan is None:
                 result = verify_program(session, self.source, feeds, seed, tolerance, sizes)
             else:
                 result = verify_cached(session, self.plan, self.source, feeds, seed, tolerance, sizes)
+            if rounding and tolerance is None:
+                result.expect(rounding)
+            if ids is not None or (rounding and self.plan is not None):
+                try:
+                    result.perplexity = perplexity(session, self.source, ids, seed)
+                except UsageError:  # no logits of token ids
+                    if ids is not None:
+                        raise
         self.report.differences = dict(result.differences)
         return result
 

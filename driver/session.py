@@ -185,8 +185,9 @@ class Session:
         return [] if self._prepare is None else [v for v in self._prepare.graph.inputs if v.name not in self.time.types]
 
     @cached_property
-    def _logits_output(self) -> TimeOutput:
-        """The output of logits: the one of that name, else that of the most words."""
+    def logits_output(self) -> TimeOutput:
+        """The output of logits [batch, n, vocabulary]: the one of that name, else that of the most words. Raises
+        UsageError when there is none."""
         types = {output.name: output.value.type for output in self.graph.outputs}
         rank = len(self.time.types[self.time.ids.name].shape) + 1
         fitting = [o for o in self.time.plan.outputs if types[o.name].dtype.is_float and types[o.name].rank == rank]
@@ -196,7 +197,7 @@ class Session:
         return max(fitting, key=lambda o: (o.name == "logits", words[o.name]))
 
     def _logits(self, results: Mapping[str, Array]) -> Array:
-        chosen = self._logits_output
+        chosen = self.logits_output
         array = results[chosen.name]
         place: tuple[Any, ...] = (*(slice(None),) * chosen.axis, -1)
         last = array[place]
@@ -368,3 +369,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _width(type: TensorType) -> int:
+    """The last axis, where it is a number."""
+    return type.shape[-1] if isinstance(type.shape[-1], int) else 0

@@ -159,18 +159,19 @@ def _power(value: Value, x: Value) -> tuple[int, float]:
     return power, constant
 
 
+_PRODUCTS = ("matmul", "quantised_matmul")
 _ACTIVATIONS = ("silu", "gelu", "relu", "sigmoid", "tanh")
 
 
 def _projection(value: Value) -> Node | None:
     """The product with a weight that makes ``value``, behind a bias, a cut, a bound or another view."""
     for _ in range(8):
-        node = made_by(value, "reshape", "slice", "add", "min", "max", "matmul")
-        if node is None or node.op.name == "matmul":
+        node = made_by(value, "reshape", "slice", "add", "min", "max", *_PRODUCTS)
+        if node is None or node.op.name in _PRODUCTS:
             return node
         operands = [v for v in node.operands if number(v) is None]
         if len(operands) == 2:
-            operands = [v for v in operands if made_by(v, "matmul", "reshape") is not None and v.constant is None]
+            operands = [v for v in operands if made_by(v, *_PRODUCTS, "reshape") is not None and v.constant is None]
         if len(operands) != 1:
             return None
         value = operands[0]
@@ -188,7 +189,7 @@ def _is_gated(node: Node) -> bool:
         first, second = _projection(gate.operands[0]), _projection(b)
         if first is not None and second is not None and first.operands[0] is second.operands[0]:
             views = [user.output for user in node.output.users if user.op.name == "reshape"]
-            return any(user.op.name == "matmul" for value in (node.output, *views) for user in value.users)
+            return any(user.op.name in _PRODUCTS for value in (node.output, *views) for user in value.users)
     return False
 
 
@@ -202,7 +203,7 @@ def _ends_in_product(value: Value, depth: int = 8) -> bool:
     node = value.producer
     if node is None or value is not node.output or depth == 0:
         return False
-    if node.op.name == "matmul":
+    if node.op.name in _PRODUCTS:
         return True
     return node.op.name in _BEHIND and any(_ends_in_product(v, depth - 1) for v in node.operands)
 

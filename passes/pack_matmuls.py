@@ -19,10 +19,14 @@ __all__ = ["pack_matmuls"]
 
 def pack_matmuls(graph: Graph) -> PassResult:
     """Rewrites ``graph`` in place. A matrix that something else reads stays as it is, for it would be stored twice."""
-    groups: dict[Value, list[Node]] = {}
+    groups: dict[tuple[object, ...], list[Node]] = {}
     for node in graph.nodes:
-        if _packs(node):
-            groups.setdefault(node.operands[0], []).append(node)
+        if node.op.name == "quantised_matmul" and _packs_blocks(node):
+            there = tuple(v is not None for v in node.inputs)
+            kind = (node.operands[0], node.attr("bits"), node.attr("block"), there)
+            groups.setdefault(kind, []).append(node)
+        elif _packs(node):
+            groups.setdefault((node.operands[0],), []).append(node)
     packed = [nodes for nodes in groups.values() if len(nodes) > 1]
     for nodes in packed:
         _pack(graph, nodes)
@@ -50,6 +54,17 @@ def _packs(node: Node) -> bool:
     )
 
 
+def _packs_blocks(node: Node) -> bool:
+    """The same for a matrix in few bits, of which every operand has a row for each column of the result."""
+    x, *weights = node.operands
+    return (
+        x.type.rank >= 2
+        and node.output.shape[-1] <= x.shape[-1]
+        and all(w.constant is not None and not w.constant.is_missing for w in weights)
+        and all(len(w.uses) == 1 and not w.is_output for w in weights)
+    )
+
+
 def _bias(node: Node) -> tuple[Node, Value] | None:
     """The addition of a constant row to a product, when that is all that reads it."""
     if len(node.output.uses) != 1 or node.output.is_output:
@@ -70,13 +85,17 @@ def _pack(graph: Graph, nodes: Sequence[Node]) -> None:
     olds = [node.output for node in nodes]
     with graph.insert_before(first):
         b = Builder(graph, first.source)
-        matrices = [node.operands[1] for node in nodes]
-        whole = b.matmul(x, b.constant(_joined(matrices), f"{matrices[0].name}_packed"))
-        found = [entry for entry in biases if entry is not None]
-        if len(found) == len(nodes):
-            rows = [row for _, row in found]
-            whole = b.add(whole, b.constant(_joined(rows), f"{rows[0].name}_packed"))
-            olds = [reader.output for reader, _ in found]
+        operands = []
+        for values in zip(*(node.inputs[1:] for node in nodes), strict=True):
+            found = [v for v in values if v is not None]
+            axis = -1 if first.op.name == "matmul" else 0
+            operands.append(b.constant(_joined(found, axis), f"{found[0].name}_packed") if found else None)
+        whole = graph.add(first.op, x, *operands, attrs=first.attrs, source=first.source)[0]
+        added = [entry for entry in biases if entry is not None]
+        if len(added) == len(nodes):
+            rows = [row for _, row in added]
+            whole = b.add(whole, b.constant(_joined(rows, -1), f"{rows[0].name}_packed"))
+            olds = [reader.output for reader, _ in added]
         parts = []
         for start, width, old in zip(np.cumsum([0, *widths[:-1]]), widths, olds, strict=True):
             name = old.name
@@ -87,7 +106,7 @@ def _pack(graph: Graph, nodes: Sequence[Node]) -> None:
         graph.replace_uses(old, part)
 
 
-def _joined(values: Sequence[Value]) -> Tensor:
-    """Constants side by side along their last axis."""
+def _joined(values: Sequence[Value], axis: int) -> Tensor:
+    """Constants side by side along an axis."""
     arrays = [v.constant.array for v in values if v.constant is not None]
-    return Tensor(np.concatenate(arrays, axis=-1), values[0].dtype)
+    return Tensor(np.concatenate(arrays, axis=axis), values[0].dtype)

@@ -21,7 +21,8 @@ HEAD = "head"
 EMBEDDING = "embedding"
 OTHER = "other"
 
-_MIXING = frozenset({"matmul", "attention", "conv", "dft", "rnn", "gru", "lstm", "scan", "loop", "cumsum"})
+_PRODUCTS = ("matmul", "quantised_matmul")
+_MIXING = frozenset({*_PRODUCTS, "attention", "conv", "dft", "rnn", "gru", "lstm", "scan", "loop", "cumsum"})
 """Operators of which one lies in a branch, between the trunk and what is added to it."""
 _VIEWS = frozenset({"cast", "reshape", "expand"})
 
@@ -39,7 +40,7 @@ def roles(graph: Graph) -> dict[Node, str]:
     found: dict[Node, str] = {}
 
     def assign(node: Node, role: str) -> None:
-        if node.op.name == "matmul" and node.operands[0].type.shape[-1] != 1:
+        if node.op.name in _PRODUCTS and node.operands[0].type.shape[-1] != 1:
             found.setdefault(node, role)
 
     attentions = [node for node in nodes if node.op.name == "attention"]
@@ -72,7 +73,7 @@ def roles(graph: Graph) -> dict[Node, str]:
     inputs = {node for value in trunk for node in _behind(value, trunk, start=True)}
     for node in nodes:
         assign(node, EMBEDDING if node in inputs else OTHER)
-        if node.op.name == "matmul":
+        if node.op.name in _PRODUCTS:
             found.setdefault(node, OTHER)
     return found
 
@@ -164,7 +165,7 @@ def _first_products(value: Value, trunk: set[Value]) -> Iterator[Node]:
     while stack:
         at = stack.pop()
         for node in at.users:
-            if node.op.name == "matmul":
+            if node.op.name in _PRODUCTS:
                 yield node
                 continue
             if node.op.name == "attention":

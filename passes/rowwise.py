@@ -58,7 +58,7 @@ def _is_rowwise(node: Node) -> bool:
         return True
     if op.name in ("layer_norm", "rms_norm", "softmax"):
         return bool(node.attr("axis") in (-1, node.output.type.rank - 1))
-    return op.name == "matmul" and node.operands[1].type.rank == 2
+    return op.name == "quantised_matmul" or (op.name == "matmul" and node.operands[1].type.rank == 2)
 
 
 class _Chain:
@@ -88,7 +88,7 @@ class _Chain:
 
     @staticmethod
     def _rows_of(node: Node) -> tuple[Value, ...]:
-        fixed = node.op.name in ("matmul", "layer_norm", "rms_norm")
+        fixed = node.op.name in ("matmul", "quantised_matmul", "layer_norm", "rms_norm")
         return node.operands[:1] if fixed else node.operands
 
     def build(self, graph: Graph, value: Value) -> Value:

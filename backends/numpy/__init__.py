@@ -8,6 +8,7 @@ from pathlib import Path
 from ...ir import Array, Graph, Node, evaluate
 from ..base import Backend, Executable, Options, Placement
 from .attention import attention
+from .quantised import Dequantised
 from .states import Growing, detached
 
 __all__ = ["KERNELS", "NumpyBackend", "NumpyExecutable"]
@@ -22,7 +23,8 @@ class NumpyExecutable(Executable):
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._growing = Growing()
-        self._kernels = {**KERNELS, "state_append": self._growing.append}
+        products = {"quantised_matmul": Dequantised().product}
+        self._kernels = {**KERNELS, **products, "state_append": self._growing.append}
 
     def run(self, feeds: Mapping[str, Array], states: dict[str, Array]) -> dict[str, Array]:
         self._growing.begin()

@@ -57,6 +57,7 @@ class OnnxBackend(Backend):
     """Writes standard ONNX. The artifact is run by ONNX Runtime where it is installed, else by ``onnx.reference``."""
 
     name = "onnx"
+    rounds = True  # ONNX Runtime does, also where it finds blocks that are dequantised
     runtime = False
     """Whether only what ONNX Runtime has kernels for is written."""
 

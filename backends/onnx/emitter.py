@@ -14,7 +14,7 @@ from ...ir import Builder, Dim, DType, Graph, Node, Shape, SymDim, Tensor, Tenso
 from .kernels import Dialect, type_for
 from .sizes import Sizes
 
-__all__ = ["Emission", "Emitter", "Names", "Ref", "onnx_type", "value_info"]
+__all__ = ["Emission", "Emitter", "Names", "Nibbles", "Ref", "declared", "onnx_type", "value_info"]
 
 _ELEMENT_TYPES = {
     DType.FLOAT32: onnx.TensorProto.FLOAT,
@@ -39,6 +39,21 @@ _SMALL = 1024
 def onnx_type(dtype: DType) -> int:
     """The number that ONNX gives an element type."""
     return int(_ELEMENT_TYPES[dtype])
+
+
+class Nibbles(Tensor):
+    """Bytes that ONNX reads as uint4 of the shape ``dims``: two in a byte, the first in its lower half."""
+
+    def __init__(self, data: Any, dims: Sequence[int]) -> None:
+        super().__init__(data, DType.UINT8)
+        self.dims = tuple(dims)
+
+
+def declared(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
+    """The element type and the shape that an initialiser states."""
+    if isinstance(tensor, Nibbles):
+        return int(onnx.TensorProto.UINT4), tensor.dims
+    return onnx_type(tensor.dtype), tensor.shape
 
 
 def value_info(name: str, type: TensorType) -> onnx.ValueInfoProto:
@@ -98,6 +113,8 @@ class Emitter:
         self.sizes = Sizes(self)
         self.past: dict[str, Ref] = {}
         """State name → the input that holds it."""
+        self.block_sums: dict[tuple[Value, int], Ref] = {}
+        """The sums of a value over blocks of its last axis (``quantised.py``)."""
         self._refs: dict[Value, Ref] = {}
         self._wanted: dict[Value, str] = {}
         self._shared: set[str] = set()
@@ -159,7 +176,7 @@ class Emitter:
     def constant(self, data: Tensor, name: str = "") -> Ref:
         """An initialiser; small ones of equal content are one."""
         small = data.nbytes <= _SMALL
-        key: object = (str(data.type), data.array.tobytes()) if small else id(data)
+        key: object = (declared(data), data.array.tobytes()) if small else id(data)
         if key not in self.names.by_content:
             unique = self.names.unique(name or _constant_name(data))
             self.names.initialisers[unique] = data

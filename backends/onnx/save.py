@@ -14,7 +14,7 @@ import onnx
 
 from ...ir import Graph, OutputError, Tensor
 from ..base import Placement
-from .emitter import onnx_type
+from .emitter import declared
 from .kernels import Dialect
 from .writer import DEFAULT_OPSET, Exported, check_opset, to_tensor_proto, write
 
@@ -68,10 +68,11 @@ def _place(tensors: Mapping[str, Tensor], file: str) -> dict[str, Placement]:
 
 
 def _external(name: str, tensor: Tensor, place: Placement) -> onnx.TensorProto:
+    kind, dims = declared(tensor)
     proto = onnx.TensorProto(
         name=name,
-        data_type=onnx_type(tensor.dtype),
-        dims=tensor.shape,
+        data_type=kind,
+        dims=dims,
         data_location=onnx.TensorProto.EXTERNAL,
     )
     for key, value in (("location", place.file), ("offset", place.offset), ("length", place.nbytes)):

@@ -14,6 +14,7 @@ from . import (
     elementwise,
     norm,
     position,
+    quantised,
     recurrent,
     reduce,
     scatter,
@@ -38,6 +39,7 @@ _FAMILIES = (
     signal,
     dynamic,
     contrib,
+    quantised,
 )
 
 EMISSIONS: Mapping[str, Emission] = MappingProxyType(

@@ -22,7 +22,7 @@ from ...ir import DType, Graph, OutputError, State, Tensor, TensorType, UsageErr
 from ...ir.dims import symbol, symbols
 from .cached import Placed
 from .contrib import DOMAIN, GROUP_QUERY
-from .emitter import Emitter, Ref, onnx_type, value_info
+from .emitter import Emitter, Ref, declared, value_info
 from .kernels import Dialect
 from .table import EMISSIONS
 from .tune import tuned
@@ -99,7 +99,8 @@ def to_tensor_proto(name: str, tensor: Tensor) -> onnx.TensorProto:
     """A tensor with its data inside."""
     data = np.ascontiguousarray(tensor.array)
     little = data.view(f"u{data.dtype.itemsize}").astype(f"<u{data.dtype.itemsize}", copy=False)
-    return helper.make_tensor(name, onnx_type(tensor.dtype), tensor.shape, little.tobytes(), raw=True)
+    kind, dims = declared(tensor)
+    return onnx.TensorProto(name=name, data_type=kind, dims=dims, raw_data=little.tobytes())
 
 
 def write(graph: Graph, dialect: Dialect) -> Exported:

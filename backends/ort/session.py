@@ -16,7 +16,7 @@ from ...ir import Array, ArtifactError, AttncError, Dim, DType, Graph, TargetErr
 from ...ir.evaluate import begin
 from ..base import Executable, Options
 from ..onnx import MODEL_FILE
-from ..onnx.emitter import onnx_type
+from ..onnx.emitter import Nibbles, onnx_type
 from ..onnx.kernels import Dialect
 from ..onnx.positions import position_table
 from ..onnx.save import EXTERNAL_ABOVE
@@ -228,7 +228,7 @@ def _open(
     exported = write(graph, dialect)
     shared: dict[str, Any] = {}
     for name, tensor in exported.initialisers.items():
-        if tensor.nbytes > EXTERNAL_ABOVE:
+        if tensor.nbytes > EXTERNAL_ABOVE and not isinstance(tensor, Nibbles):  # which NumPy has no values of
             shared[name] = to_ort(tensor.array, tensor.dtype)
             proto = onnx.TensorProto(
                 name=name,

@@ -215,7 +215,7 @@ def test_verify(tmp_path: Path, out: Path, run: Run, model_file: Path) -> None:
     done = run("verify", out)
     assert done.exit_code == 0
     assert done.stdout.startswith("y: ")
-    assert done.stdout.endswith("relative, ok\n")
+    assert done.stdout.endswith("relative: ok\n")
     data = json.loads(run("verify", out, "--json", "--size", "batch=4", "--seed", 3).stdout)
     assert (data["ok"], data["cases"]) == (True, [{"batch": 4}])
     assert data["differences"]["y"]["relative"] < 1e-5

@@ -180,7 +180,7 @@ def test_a_node_that_fails_half_way_changes_nothing() -> None:
     session = cached(CONFIGS["plain"], max_length=None).session()
     session.step([1, 2, 3])
     with pytest.raises(Exception, match="gather"):
-        session.step([WORDS + 1])  # beyond the table of words
+        session.run({"input_ids": np.array([[WORDS + 1]])})  # beyond the table of words
     assert session.length == 3
     assert close(session.step([4]), expected(CONFIGS["plain"], [[1, 2, 3, 4]]))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attnc.ir import Builder, DType, Graph, TensorType, Value, evaluate, symbol, verify
+from attnc.ir.quantised import pack_bits
 from attnc.passes.pack_matmuls import pack_matmuls
 
 F = DType.FLOAT32
@@ -78,3 +79,28 @@ def test_what_stays(case: object) -> None:
     before = str(graph)
     assert not pack_matmuls(graph).changed
     assert str(graph) == before
+
+
+@pytest.mark.parametrize("offsets", [False, True])
+def test_matrices_in_few_bits_are_packed_by_kind(offsets: bool) -> None:
+    """Two in 4 bits become one product; one in 8 bits and one without zero points stay."""
+    rng = np.random.default_rng(2)
+    graph = Graph()
+    x = graph.add_input("x", TensorType(F, (symbol("n"), 64)))
+    wanted, feeds = {}, {"x": rng.normal(size=(5, 64)).astype(np.float32)}
+    for k, (bits, width, zeros) in enumerate([(4, 6, True), (4, 9, True), (8, 5, True), (4, 7, False)]):
+        q, z = rng.integers(0, 2**bits, (width, 2, 32)), rng.integers(0, 2**bits, (width, 2))
+        s, o = rng.random((width, 2), np.float32), rng.random((width, 2), np.float32)
+        arrays = (pack_bits(q, bits), s, pack_bits(z, bits) if zeros else None, o if offsets else None)
+        operands = [None if a is None else graph.add_constant(a) for a in arrays]
+        (y,) = graph.add("quantised_matmul", x, *operands, attrs={"bits": bits, "block": 32}, source="layer")
+        graph.add_output(y, f"y{k}")
+        w = (q - (z if zeros else np.full_like(z, 8))[..., None]) * s.astype(np.float64)[..., None]
+        w = w + o[..., None] if offsets else w
+        wanted[f"y{k}"] = feeds["x"].astype(np.float64) @ w.reshape(width, 64).T
+    result = pack_matmuls(graph)
+    verify(graph)
+    assert result.notes == ["packed 2 products into 1"]
+    assert graph.operator_counts()["quantised_matmul"] == 3
+    for name, array in evaluate(graph, feeds, DType.FLOAT64).items():
+        np.testing.assert_allclose(array, wanted[name], rtol=1e-10, atol=1e-10)
