@@ -70,6 +70,8 @@ $(STAMP): pyproject.toml $(STALE)
 	@'$(BIN)/python' -c 'import pip' 2>/dev/null || '$(PY)' -m venv --clear '$(VENV)'
 	@echo 'Installing attnc and its tools into $(VENV) …'
 	@'$(BIN)/python' -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@'$(BIN)/python' -m pip install --quiet --disable-pip-version-check -e '.[tvm]' || \
+		echo 'TVM has no package for this machine: the target tvm-cpu is missing, and its tests are skipped'
 	@printf '%s' '$(CURDIR)' > '$@'
 
 clean:

@@ -7,9 +7,11 @@ compute the node.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ...ir import DType, Node, Value
 from ...ir.dims import Dim, product
+from ...ir.ops.elementwise import gelu_numbers
 from .attention import plan_attention
 from .pieces import (
     POINTWISE,
@@ -81,8 +83,15 @@ def _pointwise(p: Planner, node: Node) -> Piece:
         pieces = [
             x if is_pointwise(x, shape) else p.view(v) for x, v in zip(pieces, node.operands, strict=True)
         ]  # fmt: skip
-    attrs = (("approximate", node.attr("approximate")),) if node.op.name == "gelu" else ()
-    return Lazy(node.op.name, node.output.dtype, shape, tuple(pieces), attrs)
+    return Lazy(node.op.name, node.output.dtype, shape, tuple(pieces), _numbers(node))
+
+
+def _numbers(node: Node) -> tuple[tuple[str, Any], ...]:
+    """The attributes of an operator that works element by element."""
+    if node.op.name == "gelu":
+        scale, cubic = gelu_numbers(node.attrs)
+        return ("approximate", node.attr("approximate")), ("scale", scale), ("cubic", cubic)
+    return (("alpha", node.attr("alpha")),) if node.op.name == "silu" else ()
 
 
 def _iota(p: Planner, node: Node) -> Piece:

@@ -4,8 +4,7 @@ after every operator, as NumPy rounds."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -145,12 +144,12 @@ def _softplus(x: Any, dtype: str) -> Any:
     return _max(x, zero) + tirx.log1p(exp(-tirx.abs(x), dtype))
 
 
-def _gelu(x: Any, dtype: str, approximate: str) -> Any:
+def _gelu(x: Any, dtype: str, attrs: Mapping[str, Any]) -> Any:
     half, one = _c(0.5, dtype), _c(1.0, dtype)
-    if approximate == "tanh":
-        inner = _c(math.sqrt(2 / math.pi), dtype) * (x + _c(0.044715, dtype) * x * x * x)
+    if attrs["approximate"] == "tanh":
+        inner = _c(attrs["scale"], dtype) * (x + _c(attrs["cubic"], dtype) * x * x * x)
         return half * x * (one + _tanh(inner, dtype))
-    return half * x * (one + _erf(x * _c(math.sqrt(0.5), dtype), dtype))
+    return half * x * (one + _erf(x * _c(attrs["scale"], dtype), dtype))
 
 
 def _max(x: Any, y: Any) -> Any:
@@ -239,7 +238,6 @@ OPERATORS: dict[str, Rule] = {
     "erf": _typed(_erf),
     "relu": _typed(lambda x, dtype: _max(x, tirx.const(0, dtype))),
     "softplus": _typed(_softplus),
-    "silu": _typed(lambda x, dtype: x * _sigmoid(x, dtype)),
     "floor": _unary(tirx.floor),
     "ceil": _unary(tirx.ceil),
     "round": _unary(tirx.nearbyint),
@@ -269,7 +267,7 @@ OPERATORS: dict[str, Rule] = {
     "greater_equal": _binary(lambda x, y: x >= y),
     "where": lambda args, dtype: tirx.Select(args[0], args[1], args[2]),
 }
-"""The operators that work element by element, but ``cast`` and ``gelu``, which have attributes."""
+"""The operators that work element by element, but ``cast``, ``gelu`` and ``silu``, which have attributes."""
 
 
 def convert(x: Any, source: str, target: str) -> Any:
@@ -293,6 +291,9 @@ def apply(op: str, args: Sequence[Any], dtypes: Sequence[str], dtype: str, attrs
     if op == "cast":
         return rounded(convert(args[0], dtypes[0], dtype), dtype)
     if op == "gelu":
-        return rounded(_gelu(args[0], computed, attrs["approximate"]), dtype)
+        return rounded(_gelu(args[0], computed, attrs), dtype)
+    if op == "silu":
+        x = args[0] if attrs["alpha"] == 1 else args[0] * _c(attrs["alpha"], computed)
+        return rounded(args[0] * _sigmoid(x, computed), dtype)
     of_operands = computed if dtype != "bool" else wide(dtypes[-1])
     return rounded(OPERATORS[op](args, of_operands), dtype)

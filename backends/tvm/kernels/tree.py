@@ -14,7 +14,7 @@ from .scalar import HALF, OPERATORS, apply, convert, wide
 
 __all__ = ["POINTWISE", "Scope", "store"]
 
-POINTWISE = frozenset({*OPERATORS, "cast", "gelu"})
+POINTWISE = frozenset({*OPERATORS, "cast", "gelu", "silu"})
 """Operators whose element at an index follows from those of the operands at the same index."""
 
 Index = Sequence[Any]

@@ -12,7 +12,7 @@ from attnc.tests.backends.tvm.cuda.cpu import compile_host, needs_gxx, needs_tvm
 from attnc.tests.backends.tvm.cuda.running import check
 from attnc.tests.backends.tvm.cuda.variants import Variant, cached, variant
 
-pytestmark = [needs_tvm, needs_gxx]
+pytestmark = [needs_tvm, needs_gxx, pytest.mark.slow]
 
 HALF = (
     "causal", "causal_wide", "window", "prefix", "gaps", "per_head", "empty_nan", "alibi", "softcap", "bias", "t5",

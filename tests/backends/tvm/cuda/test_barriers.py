@@ -14,7 +14,7 @@ from attnc.tests.backends.tvm.cuda.cpu import compile_host, needs_gxx, needs_tvm
 from attnc.tests.backends.tvm.cuda.running import check
 from attnc.tests.backends.tvm.cuda.variants import Variant, variant
 
-pytestmark = [needs_tvm, needs_gxx]
+pytestmark = [needs_tvm, needs_gxx, pytest.mark.slow]
 CALL = re.compile(r"^ +tvm_builtin_(?:cuda_(?:cta|warp)_sync|ptx_cp_async_wait_\w+)\(.*\);\n", re.MULTILINE)
 """Barriers of a block and of a warp, and waits for copies, as statements of a kernel."""
 
