@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,10 @@ HERE = Path(__file__).parent
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts what runs in the background deaf to Ctrl-C, and so would be the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # In CI the examples are the same on every run: a red run is a changed program, not a lucky draw.
 settings.register_profile("attnc", deadline=None, derandomize="CI" in os.environ)
