@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 import onnxruntime
-from decode import random_weights, sizes, step_graph  # type: ignore[import-not-found]
+from decode import llama, random_weights, sizes  # type: ignore[import-not-found]
 from onnx import TensorProto, helper
 
 import attnc
@@ -115,12 +115,12 @@ def model(turns: int, threads: int, layers: int, prompt: int) -> None:
         "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
         "vocab_size": 50257,
     }  # fmt: skip
-    graph = step_graph(config, random_weights(config))
+    graph = llama(config, random_weights(config))
     ids = np.random.default_rng(0).integers(0, 50257, (1, prompt))
     sessions, chosen = {}, {}
     for target in ("tvm-cpu", "ort-cpu"):
         start = time.process_time()
-        sessions[target] = attnc.compile(graph, target=target, threads=threads).session()
+        sessions[target] = attnc.compile(graph, target=target, cache=True, threads=threads).session()
         print(f"{target}: {layers} layers ready after {time.process_time() - start:.1f} s of the processor's time")
 
     def prefill(target: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,10 +83,7 @@ class TvmCpuBackend(Backend):
         from .compiling import functions, load_library
         from .executor import TvmExecutable
 
-        if options.threads is not None:
-            import tvm
-
-            tvm.get_global_func("runtime.config_threadpool")(1, options.threads)
+        _start_threads(options.threads)
         if folder is None:
             plan, mcpu = self.plan(graph, options)
             return TvmExecutable(graph, plan, functions(plan.kernels, mcpu))
@@ -104,3 +102,14 @@ def _read(path: Path) -> dict[str, Any]:
         return {"mcpu": str(held["mcpu"]), "kernels": list(held["kernels"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path}: cannot be read: {error}") from error
+
+
+def _start_threads(threads: int | None) -> None:
+    """Sizes TVM's pool, which is the process's. Left alone, TVM counts half of the processors (it takes them for
+    hyper-threads) and ties the calling thread to one of them, and with it every thread that others start later."""
+    import tvm
+
+    count = threads or os.cpu_count() or 1
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+    os.environ.setdefault("TVM_NUM_THREADS", str(os.cpu_count() or 1))
+    tvm.get_global_func("runtime.config_threadpool")(1, count)

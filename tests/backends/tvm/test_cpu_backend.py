@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -246,3 +250,25 @@ def test_a_state_that_is_read_and_appended_to() -> None:
             np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-6)
         for name, array in held.items():
             np.testing.assert_allclose(states[name], array, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(find_spec("tvm") is None, reason="TVM is not installed: pip install attnc[tvm]")
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or (os.cpu_count() or 1) < 2, reason="one processor")
+def test_the_pool_leaves_the_process_its_processors() -> None:
+    """In a process of its own, for the pool is made once."""
+    program = """
+import os
+import numpy as np
+from attnc.backends.base import Options
+from attnc.backends.tvm import TvmCpuBackend
+from attnc.ir import parse
+text = "graph @g(%x: float32[n, 64]) {\\n  %y = exp(%x): float32[n, 64]\\n  return y = %y\\n}\\n"
+before = os.sched_getaffinity(0)
+run = TvmCpuBackend().load(parse(text), None, Options())
+x = np.ones((4096, 64), np.float32)
+assert np.allclose(run.run({"x": x}, {})["y"], np.exp(x))
+assert os.sched_getaffinity(0) == before
+import tvm
+assert tvm.get_global_func("runtime.NumThreads")() == os.cpu_count()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
