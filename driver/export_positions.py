@@ -32,6 +32,7 @@ from ..ir import (
 )
 from ..ir.affine import Domain
 from ..ir.cacheplan import CachePlan, TimeInput
+from ..ir.copies import append_value
 from ..ir.elements import IndexAnalysis
 from ..ir.expr import Var, loads, substitute, variables
 from ..ir.simplify import Simplifier
@@ -209,18 +210,7 @@ def _table(graph: Graph, plan: CachePlan, value: Value, axis: int, length: int) 
     names = {plan.time, plan.past, *([plan.batch] if plan.batch else [])}
     for name in sorted(names):
         alone.add_input(f"size.{name}", TensorType(DType.BOOL, (symbol(name),)))
-    mapping: dict[Value, Value] = {}
-    needed = _ancestors(value)
-    for node in [n for n in graph.nodes if n in needed]:
-        operands = [
-            None if v is None else mapping[v] if v in mapping else mapping.setdefault(v, _constant(alone, v))
-            for v in node.inputs
-        ]
-        made = alone.add(
-            node.op, *operands, attrs=node.attrs, types=[v.type for v in node.outputs], regions=node.regions
-        )
-        mapping.update(zip(node.outputs, made, strict=True))
-    alone.add_output(mapping[value], "table")
+    alone.add_output(append_value(alone, value, {}), "table")
     counts = {plan.time: length, plan.past: 0}
     feeds = {f"size.{name}": np.zeros(counts.get(name, 1), np.bool_) for name in names}
     try:
@@ -232,22 +222,6 @@ def _table(graph: Graph, plan: CachePlan, value: Value, axis: int, length: int) 
             f"{value} does not have {length} positions; give a shorter context length ({error})"
         ) from error
     return Tensor(np.ascontiguousarray(np.moveaxis(table, axis, 0)), value.dtype)
-
-
-def _constant(graph: Graph, value: Value) -> Value:
-    assert value.constant is not None
-    return graph.add_constant(value.constant, value.name)
-
-
-def _ancestors(value: Value) -> set[Node]:
-    found: set[Node] = set()
-    stack = [value.producer]
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            stack += [v.producer for v in node.operands]
-    return found
 
 
 def _look_up(b: Builder, table: Value, positions: Value, read: _Read) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from .perplexity import Perplexity
 from .report import Difference
 from .session import Session
 
-__all__ = ["TOLERANCES", "Verification", "compare", "tolerances", "verify_program", "worse"]
+__all__ = ["TOLERANCES", "Verification", "compare", "tolerances", "references", "verify_program"]
 
 TOLERANCES = {DType.FLOAT64: 1e-9, DType.FLOAT32: 1e-4, DType.FLOAT16: 2e-2, DType.BFLOAT16: 1e-1}
 """The largest relative difference by the coarsest float dtype that an output is computed in."""
@@ -36,6 +36,11 @@ class Verification:
     @property
     def ok(self) -> bool:
         return all(d.ok for d in self.differences.values())
+
+    def add(self, name: str, difference: Difference) -> None:
+        """Notes a difference of an output; the worst counts."""
+        before = self.differences.get(name)
+        self.differences[name] = difference if before is None else _worse(before, difference)
 
     def expect(self, reason: str) -> None:
         """States why the program must differ, so that finite differences are no fault."""
@@ -64,25 +69,38 @@ def verify_program(
     positions may be short) are skipped; raises the model's error when none is left."""
     allowed = tolerances(source)
     result = Verification({})
-    failure: AttncError | None = None
     given = [({}, check_feeds(source, feeds))] if feeds is not None else cases(source, sizes or {}, seed)
-    for chosen, arrays in given:
+    for _, (chosen, arrays), reference in references(source, given, result):
+        session.reset()
+        found = session.run(arrays)
+        result.cases.append(dict(chosen))
+        for name, wanted in reference.items():
+            result.add(name, compare(found[name], wanted, allowed[name] if tolerance is None else tolerance))
+    return result
+
+
+Case = tuple[dict[str, int], dict[str, Array]]
+"""Sizes, and feeds of these sizes."""
+
+
+def references(
+    source: Graph, given: Iterable[Case], result: Verification
+) -> Iterator[tuple[int, Case, dict[str, Array]]]:
+    """The cases, numbered, with what the model gives in float64; those that it fails at are noted as skipped. Raises
+    the model's error when none is left."""
+    failure: AttncError | None = None
+    ran = False
+    for number, (chosen, arrays) in enumerate(given):
         try:
             reference = evaluate(source, arrays, precision=DType.FLOAT64)
         except AttncError as error:
             failure = error
             result.skipped.append(f"{_show(chosen)}: {error}")
             continue
-        session.reset()
-        found = session.run(arrays)
-        result.cases.append(dict(chosen))
-        for name, wanted in reference.items():
-            difference = compare(found[name], wanted, allowed[name] if tolerance is None else tolerance)
-            before = result.differences.get(name)
-            result.differences[name] = difference if before is None else worse(before, difference)
-    if failure is not None and not result.cases:
+        ran = True
+        yield number, (chosen, arrays), reference
+    if failure is not None and not ran:
         raise failure
-    return result
 
 
 def tolerances(graph: Graph) -> dict[str, float]:
@@ -99,7 +117,7 @@ def _show(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "no sizes"
 
 
-def worse(a: Difference, b: Difference) -> Difference:
+def _worse(a: Difference, b: Difference) -> Difference:
     """The worse of two, and all undefined elements."""
     return Difference(max(a.absolute, b.absolute), max(a.relative, b.relative), a.tolerance, a.undefined + b.undefined)
 

@@ -7,22 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import AttncError, DType, Graph, evaluate
+from ..ir import Graph
 from ..ir.cacheplan import CachePlan
 from ..ir.evaluate import check_feeds
 from ..ir.operator import Array
 from .feeds import random_feeds, size_choices
 from .session import Session
-from .verify import Verification, compare, tolerances, worse
+from .verify import Case, Verification, compare, references, tolerances
 
-__all__ = ["SPLITS", "splits_of", "verify_cached"]
-
-SPLITS = ("all at once", "one by one", "3 and 4 first", "a half and one by one")
-"""How the tokens are given to the program, in words."""
+__all__ = ["splits_of", "verify_cached"]
 
 
 def splits_of(length: int) -> tuple[list[int], ...]:
-    """For each of ``SPLITS`` the numbers of new tokens, one run each."""
+    """The ways to give so many tokens to a program, each as the numbers of new tokens of its runs: all at once, one by
+    one, 3 and 4 first, a half and one by one."""
     few = [n for n in (3, 4, length - 7) if n > 0] if length > 7 else [1, length - 1][length < 2 :]
     half = length // 2
     return [length], [1] * length, few, [half] * (half > 0) + [1] * (length - half)
@@ -37,31 +35,23 @@ def verify_cached(
     tolerance: float | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Verification:
-    """Runs the full model in float64, and the program over the same tokens in every way of ``SPLITS``; all rows that
+    """Runs the full model in float64, and the program over the same tokens in every way of ``splits_of``; all rows that
     the program gives are compared. Raises the model's error when it runs at none of the sizes."""
     allowed = tolerances(source)
     result = Verification({})
-    failure: AttncError | None = None
-    for number, (chosen, arrays) in enumerate(_cases(source, plan, feeds, sizes or {}, seed)):
-        try:
-            reference = evaluate(source, arrays, precision=DType.FLOAT64)
-        except AttncError as error:
-            failure = error
-            result.skipped.append(f"{', '.join(f'{k} = {v}' for k, v in chosen.items())}: {error}")
-            continue
-        time = next(t for t in plan.inputs)
+    time = plan.inputs[0]
+    given = _cases(source, plan, feeds, sizes or {}, seed)
+    for number, (chosen, arrays), reference in references(source, given, result):
         length = arrays[time.name].shape[time.axis]
         for split in splits_of(length):
             _compare_split(session, plan, arrays, reference, split, allowed, tolerance, result)
         result.cases.append({**chosen, "seed": seed + number})
-    if failure is not None and not result.cases:
-        raise failure
     return result
 
 
 def _cases(
     source: Graph, plan: CachePlan, feeds: Mapping[str, Any] | None, sizes: Mapping[str, int], seed: int
-) -> list[tuple[dict[str, int], dict[str, Array]]]:
+) -> list[Case]:
     if feeds is not None:
         return [({}, check_feeds(source, feeds))]
     found = []
@@ -107,7 +97,5 @@ def _compare_split(
                 wanted = np.take(wanted, rows, axis=outputs[name].axis)
             elif start + count < sum(split):
                 continue
-            difference = compare(found[name], wanted, allowed[name] if tolerance is None else tolerance)
-            before = result.differences.get(name)
-            result.differences[name] = difference if before is None else worse(before, difference)
+            result.add(name, compare(found[name], wanted, allowed[name] if tolerance is None else tolerance))
         start += count

@@ -458,24 +458,29 @@ class Graph:
         copied.states = dict(self.states)
         copied.append_nodes(self, mapping)
         for output in self.outputs:
-            copied.outputs.append(Output(output.name, copied._mapped(output.value, mapping)))
+            copied.outputs.append(Output(output.name, copied.mapped(output.value, mapping)))
         return copied
 
     def append_nodes(self, other: Graph, mapping: dict[Value, Value]) -> None:
         """Appends copies of another graph's nodes, reading operands through ``mapping``, which it extends."""
         for node in other.nodes:
-            outputs = self.add(
-                node.op,
-                *(None if v is None else self._mapped(v, mapping) for v in node.inputs),
-                attrs=node.attrs,
-                regions=tuple(region.copy() for region in node.regions),
-                names=[v.name for v in node.outputs],
-                types=[v.type for v in node.outputs],
-                source=node.source,
-            )
-            mapping.update(zip(node.outputs, outputs, strict=True))
+            self.append_node(node, mapping)
 
-    def _mapped(self, value: Value, mapping: dict[Value, Value]) -> Value:
+    def append_node(self, node: Node, mapping: dict[Value, Value]) -> None:
+        """Appends a copy of one node of another graph; see ``append_nodes``."""
+        outputs = self.add(
+            node.op,
+            *(None if v is None else self.mapped(v, mapping) for v in node.inputs),
+            attrs=node.attrs,
+            regions=tuple(region.copy() for region in node.regions),
+            names=[v.name for v in node.outputs],
+            types=[v.type for v in node.outputs],
+            source=node.source,
+        )
+        mapping.update(zip(node.outputs, outputs, strict=True))
+
+    def mapped(self, value: Value, mapping: dict[Value, Value]) -> Value:
+        """What ``mapping`` has for a value of another graph; a constant is added when it has nothing."""
         if value not in mapping:
             if value.constant is None:
                 raise VerifyError(f"{value} is read before it is made")

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ir import Builder, Dim, DType, Graph, Node, Tensor, UsageError, Value, evaluate, product
+from ..ir.copies import append_value
 from ..ir.ops.attention import DOT
 from .base import PassResult
 from .cache_names import narrower
-from .cache_static import all_zero, copied
+from .cache_static import all_zero
 from .timing import Kind, TimeAxis, TimingAnalysis
 
 __all__ = ["absorb_latent"]
@@ -82,7 +83,7 @@ def _latent(time: TimingAnalysis, node: Node) -> _Latent | None:
     region = Graph("linear")
     mapping = {p: region.add_input(f"part{n}", p.type) for n, p in enumerate(parts)}
     for n, value in enumerate((k, v)):
-        region.add_output(copied(region, value, mapping), f"result{n}")
+        region.add_output(append_value(region, value, mapping), f"result{n}")
     if not _row_by_row(region, str(batch)):
         return None
     a, c = _matrices(time, parts, region, size)

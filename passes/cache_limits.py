@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir import Graph, UsageError, Value
+from ..ir import Graph, Node, UsageError, Value
 from ..ir.polynomials import polynomial
 from .timing import Kind, TimingAnalysis
 
@@ -59,11 +59,8 @@ def longest(graph: Graph, analysis: TimingAnalysis) -> int | None:
     return min(found, default=None)
 
 
-def _cut_table(analysis: TimingAnalysis, table: Value, node: object) -> list[int]:
+def _cut_table(analysis: TimingAnalysis, table: Value, node: Node) -> list[int]:
     """A stored table that is cut to the length."""
-    from ..ir import Node
-
-    assert isinstance(node, Node)
     if analysis[table].axes:
         return []
     found = []

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..ir import Builder, Graph, Node, Value, product
+from ..ir import Builder, Graph, Value, product
 from ..ir.cacheplan import CacheState
+from ..ir.copies import append_value
 from ..ir.graph import State
 
 if TYPE_CHECKING:
     from .timing import TimingAnalysis
 
-__all__ = ["Frontier", "all_zero", "copied"]
+__all__ = ["Frontier", "all_zero"]
 
 
 @dataclass(eq=False)
@@ -48,7 +49,7 @@ class Frontier:
     def read(self, step: Graph, value: Value, names: Mapping[Value, str]) -> Value:
         """A static value in the step."""
         if not self.is_given(value):
-            return self._copied(step, value)
+            return append_value(step, value, {})
         if value not in self.kept:
             name = names.get(value, f"fixed.{value.name}")
             node = value.producer
@@ -59,10 +60,6 @@ class Frontier:
             batch = 0 if value.type.rank and not isinstance(value.shape[0], int) else None
             self.states.append(CacheState(name, "fixed", batch, None, where, size, proof))
         return Builder(step, value.name)("state_read", state=self.kept[value].name)
-
-    def _copied(self, step: Graph, value: Value) -> Value:
-        mapping: dict[Value, Value] = {}
-        return copied(step, value, mapping)
 
     def prepare(self, names: Mapping[Value, str]) -> Graph | None:
         """The graph that computes what is kept, or None when nothing is."""
@@ -75,7 +72,7 @@ class Frontier:
                 mapping[value] = prepared.add_input(value.name, value.type)
         for value, state in (*self.kept.items(), *self.begun):
             prepared.add_state(state)
-            made = copied(prepared, value, mapping)
+            made = append_value(prepared, value, mapping)
             Builder(prepared, value.name)("state_write", made, state=state.name)
         return prepared
 
@@ -85,38 +82,3 @@ def all_zero(value: Value) -> bool:
     while value.producer is not None and value.producer.op.name in ("expand", "reshape", "transpose", "slice", "cast"):
         value = value.producer.operands[0]
     return value.constant is not None and not value.constant.is_missing and not value.constant.array.any()
-
-
-def copied(target: Graph, value: Value, mapping: dict[Value, Value]) -> Value:
-    """A value in another graph, with everything that it is computed from; ``mapping`` is what is there already."""
-    if value in mapping:
-        return mapping[value]
-    stack: list[Node] = [] if value.producer is None else [value.producer]
-    while stack:
-        node = stack[-1]
-        waiting = [v.producer for v in node.operands if v not in mapping and v.producer is not None]
-        if waiting:
-            stack += waiting
-            continue
-        stack.pop()
-        if node.outputs[0] in mapping:
-            continue
-        inputs = [None if v is None else _constant(target, v, mapping) for v in node.inputs]
-        made = target.add(
-            node.op,
-            *inputs,
-            attrs=node.attrs,
-            regions=tuple(r.copy() for r in node.regions),
-            names=[v.name for v in node.outputs],
-            types=[v.type for v in node.outputs],
-            source=node.source,
-        )
-        mapping.update(zip(node.outputs, made, strict=True))
-    return _constant(target, value, mapping)
-
-
-def _constant(target: Graph, value: Value, mapping: dict[Value, Value]) -> Value:
-    if value not in mapping:
-        assert value.constant is not None, value
-        mapping[value] = target.add_constant(value.constant, value.name)
-    return mapping[value]

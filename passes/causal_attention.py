@@ -11,11 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..ir import Dim, Expr, MaskSet, Node, SymDim, Value
+from ..ir import Dim, Expr, MaskSet, Node, symbol, symbols
 from ..ir.affine import Domain, dim_expr
 from ..ir.expr import Load, Var, substitute, variables, walk
 from ..ir.maskset import causal
-from ..ir.ops.attention import AXES
 from ..ir.presburger import limited, load_isl, read_set
 from ..ir.simplify import Simplifier
 from .swallowed import hides_later_keys
@@ -23,7 +22,7 @@ from .swallowed import hides_later_keys
 if TYPE_CHECKING:
     from .timing import TimingAnalysis
 
-__all__ = ["EXPRESSIONS", "LengthFree", "attention_leak", "length_free", "loaded_along", "reads_time", "window_of"]
+__all__ = ["EXPRESSIONS", "LengthFree", "attention_leak", "length_free", "window_of"]
 
 EXPRESSIONS = ("where", "score", "inner", "sink")
 """The attributes of attention that are expressions."""
@@ -139,43 +138,27 @@ def without_sizes(mask: MaskSet, sizes: Mapping[str, Dim]) -> MaskSet:
     for name, d in sizes.items():
         if name not in mask.params or str(d) == name:
             continue
-        names = sorted({name, *(s for s in _names(d))})
-        equal = isl.Set(f"[{', '.join(names)}] -> {{ [b, h, i, j] : {name} = {_affine(d)} }}")
+        names = sorted({name, *symbols(d)})
+        equal = isl.Set(f"[{', '.join(names)}] -> {{ [b, h, i, j] : {name} = {d} }}")
         points = points.intersect(equal)
         points = points.project_out(isl.dim_type.param, points.find_dim_by_name(isl.dim_type.param, name), 1)
     return MaskSet(str(points))
 
 
-def _names(d: Dim) -> frozenset[str]:
-    from ..ir import symbols
-
-    return symbols(d) if isinstance(d, SymDim) else frozenset()
-
-
-def _affine(d: Dim) -> str:
-    return str(d)
-
-
 def _for_every_length(mask: MaskSet, time: str, keys: Dim) -> MaskSet:
     """The mask of a sequence without end. Raises _DependsError where it changes when tokens are added."""
     longer = f"{time}_longer"
-    other = without_sizes(mask, {time: _symbol(longer)})
+    other = without_sizes(mask, {time: symbol(longer)})
     context = f"0 <= i < {time} and 0 <= j < {keys} and {time} <= {longer}"
     if not (mask.is_subset(other, context) and other.is_subset(mask, context)):
         raise _DependsError(f"its mask depends on the number of tokens, {time}: {mask}")
     isl = load_isl()
     points = read_set(mask.text)
-    names = ", ".join(sorted({time, *_names(keys)}))
+    names = ", ".join(sorted({time, *symbols(keys)}))
     bounds = isl.Set(f"[{names}] -> {{ [b, h, i, j] : 0 <= i < {time} and 0 <= j < {keys} }}")
     points = points.intersect(bounds)  # then any length that holds both positions tells
     points = points.project_out(isl.dim_type.param, points.find_dim_by_name(isl.dim_type.param, time), 1)
     return MaskSet(str(points))
-
-
-def _symbol(name: str) -> Dim:
-    from ..ir import symbol
-
-    return symbol(name)
 
 
 def window_of(mask: MaskSet | None) -> int | None:
@@ -194,20 +177,3 @@ def window_of(mask: MaskSet | None) -> int | None:
             largest.foreach_piece(lambda s, aff: pieces.append(int(aff.get_constant_val().to_python())))
             return pieces[0] + 1
     return None
-
-
-def reads_time(analysis: TimingAnalysis, value: Value) -> bool:
-    """Whether a value has a time axis."""
-    return bool(analysis[value].axes)
-
-
-def loaded_along(e: Expr) -> Mapping[str, set[tuple[Expr, ...]]]:
-    """The indices at which an expression reads each tensor."""
-    found: dict[str, set[tuple[Expr, ...]]] = {}
-    for part in walk(e):
-        if isinstance(part, Load):
-            found.setdefault(part.tensor, set()).add(part.index)
-    return found
-
-
-assert AXES == ("b", "h", "i", "j")

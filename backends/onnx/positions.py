@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...ir import Array, Dim, DType, Graph, Node, TensorType, Value, evaluate, product, symbol, symbols
+from ...ir import Array, Dim, DType, Graph, TensorType, Value, evaluate, product, symbol, symbols
+from ...ir.copies import append_value
 
 __all__ = ["is_by_position", "position_table"]
 
@@ -58,29 +59,5 @@ def position_table(graph: Graph, name: str, past: str, n: str, rows: int) -> Arr
     table = Graph("table")
     # An input of these two sizes gives them their values.
     table.add_input("sizes", TensorType(DType.BOOL, (symbol(past), symbol(n))))
-    mapping: dict[Value, Value] = {}
-    for node in _behind(graph.value(name)):
-        outputs = table.add(
-            node.op,
-            *(None if v is None else table._mapped(v, mapping) for v in node.inputs),
-            attrs=node.attrs,
-            types=[v.type for v in node.outputs],
-            source=node.source,
-        )
-        mapping.update(zip(node.outputs, outputs, strict=True))
-    table.add_output(mapping[graph.value(name)], "table")
+    table.add_output(append_value(table, graph.value(name), {}), "table")
     return evaluate(table, {"sizes": np.zeros((0, rows), np.bool_)})["table"]
-
-
-def _behind(value: Value) -> list[Node]:
-    """The nodes that a value is made by, in order."""
-    found: dict[Node, None] = {}
-
-    def visit(v: Value) -> None:
-        if v.producer is not None and v.producer not in found:
-            for operand in v.producer.operands:
-                visit(operand)
-            found[v.producer] = None
-
-    visit(value)
-    return list(found)

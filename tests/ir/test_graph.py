@@ -24,6 +24,7 @@ from attnc.ir import (
     symbol,
     verify,
 )
+from attnc.ir.copies import append_value
 
 F = DType.FLOAT32
 N = symbol("n")
@@ -321,3 +322,22 @@ def test_operands_of_another_graph_are_refused() -> None:
     x = Graph("one").add_input("x", TensorType(F, ()))
     with pytest.raises(VerifyError, match=r"exp: operand %x belongs to another graph \(one\)"):
         Graph("two").add("exp", x)
+
+
+def test_append_value_brings_what_it_is_computed_from() -> None:
+    """A chain deeper than Python's stack, of which one end is wanted; what the mapping has is not copied again."""
+    inner = Graph("inner")
+    x = inner.add_input("x", TensorType(DType.FLOAT32, (2,)))
+    y = x
+    for _ in range(3000):
+        y = inner.add("neg", y)[0]
+    inner.add("exp", y)
+    outer = Graph("outer")
+    given = outer.add_input("given", x.type)
+    mapping = {x: given}
+    outer.add_output(append_value(outer, y, mapping), "y")
+    assert outer.operator_counts() == {"neg": 3000}
+    assert append_value(outer, y, mapping) is mapping[y]
+    np.testing.assert_array_equal(evaluate(outer, {"given": np.array([1, 2], np.float32)})["y"], [1, 2])
+    with pytest.raises(VerifyError, match="read before it is made"):
+        append_value(Graph("empty"), y, {})
