@@ -93,9 +93,19 @@ CONDITIONS = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
-@given(CONDITIONS, st.integers(1, 4), st.integers(1, 4), st.integers(0, 9), st.integers(0, 9))
+TILED = given(CONDITIONS, st.integers(1, 4), st.integers(1, 4), st.integers(0, 9), st.integers(0, 9))
+
+
+@settings(max_examples=25, deadline=None)
+@TILED
 def test_random_masks(text: str, rows: int, cols: int, n: int, m: int) -> None:
+    check(MaskSet(text), rows, cols, n, m, 2)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@TILED
+def test_many_random_masks(text: str, rows: int, cols: int, n: int, m: int) -> None:
     check(MaskSet(text), rows, cols, n, m, 2)
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -197,9 +198,7 @@ class Grower:
         return self.b.expand(self.pick(lambda v: v.type.rank == 0 or (v.type.rank == 1 and v.shape == (M,))), (N, M))
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.data())
-def test_random_graphs_at_every_index(data: st.DataObject) -> None:
+def check_random_graph(data: st.DataObject) -> None:
     grower = Grower(data)
     for _ in range(grower.draw(2, 9)):
         grower.step()
@@ -209,3 +208,16 @@ def test_random_graphs_at_every_index(data: st.DataObject) -> None:
         feeds = {"u": rng.integers(-3, 4, (n, m)), "c": rng.random(m) < 0.5}
         graph = grower.graph.copy()
         check(graph, graph.value(name), {"n": n, "m": m}, feeds)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_random_graphs_at_every_index(data: st.DataObject) -> None:
+    check_random_graph(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_many_random_graphs_at_every_index(data: st.DataObject) -> None:
+    check_random_graph(data)

@@ -169,9 +169,7 @@ def _grown(numbers: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
     )
 
 
-@settings(max_examples=700, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.recursive(NUMBERS, _grown, max_leaves=12))
-def test_simplified_and_bounded_expressions_have_the_same_values(e: Expr) -> None:
+def check_values(e: Expr) -> None:
     simplify = Simplifier(Domain({"x": N, "y": parse_dim("2*n")}), lambda name: None)
     short, decided, (low, high) = simplify(e), resolve(e), bounds(e)
     assert count(short) <= 2 * count(e) + 3
@@ -185,3 +183,16 @@ def test_simplified_and_bounded_expressions_have_the_same_values(e: Expr) -> Non
             )
         assert low <= expected.min()
         assert expected.max() <= high
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.recursive(NUMBERS, _grown, max_leaves=12))
+def test_simplified_and_bounded_expressions_have_the_same_values(e: Expr) -> None:
+    check_values(e)
+
+
+@pytest.mark.slow
+@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.recursive(NUMBERS, _grown, max_leaves=12))
+def test_values_of_many_expressions(e: Expr) -> None:
+    check_values(e)

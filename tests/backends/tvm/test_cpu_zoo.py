@@ -18,7 +18,7 @@ pytest.importorskip("tvm", reason="TVM is not installed: pip install attnc[tvm]"
 
 ZOO = Path(__file__).parents[2] / "data" / "zoo"
 FILES = sorted(p.stem for p in ZOO.glob("*.onnx"))
-FAST = ("bert.dynamo", "llama.dynamo", "t5.script", "gemma2.script", "deepseek_v3.dynamo")
+FAST = ("bert.dynamo", "llama.dynamo")
 
 models = pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FILES]
