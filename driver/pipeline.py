@@ -13,6 +13,7 @@ from ..passes.causal_forms import causal_forms
 from ..passes.dequantise import dequantise
 from ..passes.fold_views import fold_views
 from ..passes.fuse_attention import fuse_attention
+from ..passes.fuse_experts import fuse_experts
 from ..passes.fuse_ffn import fuse_ffn
 from ..passes.fuse_norm import fuse_norm
 from ..passes.fuse_rope import fuse_rope
@@ -33,6 +34,7 @@ OPTIMISE: tuple[tuple[str, Pass], ...] = (
     ("fuse-rope", fuse_rope),
     ("fuse-ffn", fuse_ffn),
     ("fold-views", fold_views),
+    ("fuse-experts", fuse_experts),
     ("causal-forms", causal_forms),
     ("tidy-layers", canonicalise),
 )

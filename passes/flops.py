@@ -54,7 +54,7 @@ def madds(node: Node) -> Dim:
     """Multiplications that meet an addition: result elements times the length that each is summed over. A Fourier
     transform counts by its definition, a product with a complex matrix."""
     name, operands = node.op.name, node.operands
-    if name in ("matmul", "quantised_matmul"):
+    if name in ("matmul", "quantised_matmul", "grouped_matmul"):
         return node.output.type.size * operands[0].type.shape[-1]
     if name == "conv":
         return node.output.type.size * product(operands[1].type.shape[1:])

@@ -159,7 +159,7 @@ def _power(value: Value, x: Value) -> tuple[int, float]:
     return power, constant
 
 
-_PRODUCTS = ("matmul", "quantised_matmul")
+_PRODUCTS = ("matmul", "quantised_matmul", "grouped_matmul")
 _ACTIVATIONS = ("silu", "gelu", "relu", "sigmoid", "tanh")
 
 

@@ -21,7 +21,7 @@ HEAD = "head"
 EMBEDDING = "embedding"
 OTHER = "other"
 
-_PRODUCTS = ("matmul", "quantised_matmul")
+_PRODUCTS = ("matmul", "quantised_matmul", "grouped_matmul")
 _MIXING = frozenset({*_PRODUCTS, "attention", "conv", "dft", "rnn", "gru", "lstm", "scan", "loop", "cumsum"})
 """Operators of which one lies in a branch, between the trunk and what is added to it."""
 _VIEWS = frozenset({"cast", "reshape", "expand"})

@@ -31,8 +31,9 @@ __all__ = ["Kind", "Leak", "TimeAxis", "Timing", "TimingAnalysis", "analyse", "t
 _LIGHT_LIMIT = 64
 """A value of more numbers a token is not computed again at every step."""
 _HEAVY = frozenset(
-    {"matmul", "quantised_matmul", "attention", "conv", "rnn", "gru", "lstm", "scan", "loop", "cond", "dft"}
-)
+    {"matmul", "quantised_matmul", "grouped_matmul", "attention", "conv", "rnn", "gru", "lstm", "scan", "loop", "cond",
+     "dft"}
+)  # fmt: skip
 
 
 @dataclass(eq=False)

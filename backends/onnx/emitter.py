@@ -222,7 +222,7 @@ class Emitter:
         given = ["" if r is None else r.name for r in inputs]
         while given and not given[-1]:
             given.pop()
-        base = hint or self._base()
+        base = hint or self.base()
         results = []
         for dtype in dtypes:
             chosen = dtype or first
@@ -233,7 +233,8 @@ class Emitter:
         self.nodes.append(made)
         return results
 
-    def _base(self) -> str:
+    def base(self) -> str:
+        """What the names of tensors made for the node at hand begin with."""
         if self._current is None or not self._current.outputs:
             return "size"
         return self._scope + self._current.output.name
@@ -340,7 +341,7 @@ class Emitter:
             copies.append(copy)
         results = build(Builder(scratch, node.source), copies)
         outer, self._inside = (self._inside, self._scope), True
-        self._scope = f"{self._base()}/"
+        self._scope = f"{self.base()}/"
         self.emit_all(scratch.nodes)
         self._inside, self._scope = outer
         return [self.ref(v) for v in results]
@@ -349,7 +350,7 @@ class Emitter:
         """A region as a subgraph. An input that is given a tensor reads it from the outer graph; the others are inputs
         of the subgraph."""
         child = Emitter(self.table, self.dialect, self.names)
-        child._scope = f"{self._base()}/{name}/"
+        child._scope = f"{self.base()}/{name}/"
         own = []
         for value, ref in zip(graph.inputs, inputs, strict=True):
             if ref is None:
@@ -364,7 +365,7 @@ class Emitter:
             result = self.names.unique(f"{child._scope}{output.name}/result")
             child.copy(child.ref(output.value), result)
             outputs.append(value_info(result, output.value.type))
-        return helper.make_graph(child.nodes, f"{self._base()}/{name}", own, outputs, value_info=child.value_infos)
+        return helper.make_graph(child.nodes, f"{self.base()}/{name}", own, outputs, value_info=child.value_infos)
 
 
 def _constant_name(data: Tensor) -> str:

@@ -12,6 +12,7 @@ from . import (
     control,
     dynamic,
     elementwise,
+    experts,
     norm,
     position,
     quantised,
@@ -40,6 +41,7 @@ _FAMILIES = (
     dynamic,
     contrib,
     quantised,
+    experts,
 )
 
 EMISSIONS: Mapping[str, Emission] = MappingProxyType(

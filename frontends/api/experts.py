@@ -18,15 +18,14 @@ def top_k(x: Tensor, count: int, axis: int = -1) -> tuple[Tensor, Tensor]:
     return values, places
 
 
-def routing(scores: Tensor, used: int, normalise: bool = True) -> Tensor:
-    """What share each expert has in a token, [batch, n, experts]: the softmax of the scores of the same shape at its
-    ``used`` largest entries, 0 elsewhere (Shazeer et al. 2017); with ``normalise`` the shares add up to 1 (Jiang et
-    al. 2024)."""
+def routing(scores: Tensor, used: int, normalise: bool = True) -> tuple[Tensor, Tensor]:
+    """Which experts a token uses, int64 [batch, n, used], and what share each has, of the same shape: the ``used``
+    largest of the softmax of the scores [batch, n, experts] (Shazeer et al. 2017); with ``normalise`` the shares add up
+    to 1 (Jiang et al. 2024)."""
     best, places = top_k(f.softmax(scores), used)
     if normalise:
         best = best / best.sum(-1, keepdims=True)
-    nothing = scores.model.constant(0.0, scores.dtype).expand(*scores.shape)
-    return nothing.op("scatter_elements", places, best, axis=-1)
+    return places, best
 
 
 def mixture_of_experts(
@@ -43,8 +42,8 @@ def mixture_of_experts(
     """The sum over experts e of share_e · (act(x W_gate,e) * x W_up,e) W_down,e (Jiang et al. 2024, section 2.1) for x
     [batch, n, d], with the shares of ``routing``.
 
-    Every expert is computed for every token, and the share of those not chosen is 0: each token keeps to itself, so
-    that a cache is right, no weight is copied, and the cost is that of ``experts`` feed-forward layers of ``width``.
+    Only the experts that a token uses are computed for it, by ``grouped_matmul``; each token keeps to itself, so that a
+    cache is right.
     Weights: ``name.gate.weight`` [d, experts]; ``name.experts.gate|up.weight`` [experts, d, width] and
     ``name.experts.down.weight`` [experts, width, d], called as ``names`` says.
     """
@@ -53,14 +52,16 @@ def mixture_of_experts(
     model, depth = x.model, x.shape[-1]
     act = activation_of(activation)
     with model.scope(name):
-        shares = routing(dense(x, experts, "gate", bias=False), used, normalise)
+        places, shares = routing(dense(x, experts, "gate", bias=False), used, normalise)
+        batch, n = x.shape[:2]
         with model.scope("experts"):
 
             def layer(y: Tensor, name: str, rows: int, columns: int) -> Tensor:
                 shape = (experts, rows, columns)
-                return y @ model.parameter(f"{name}.weight", shape, "fan_in_rows", transposed=model.transposed)
+                w = model.parameter(f"{name}.weight", shape, "fan_in_rows", transposed=model.transposed)
+                return y.op("grouped_matmul", w, places)
 
-            every = x.reshape(x.shape[0], 1, x.shape[1], depth)
-            inner = act(layer(every, names[0], depth, width)) * layer(every, names[1], depth, width)
+            each = x.reshape(batch, n, 1, depth).expand(batch, n, used, depth)
+            inner = act(layer(each, names[0], depth, width)) * layer(each, names[1], depth, width)
             results = layer(inner, names[2], width, depth)
-        return (results * shares.T.reshape(x.shape[0], experts, x.shape[1], 1)).sum(1)
+        return (results * shares.reshape(batch, n, used, 1)).sum(2)

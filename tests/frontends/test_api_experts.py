@@ -18,7 +18,6 @@ from attnc.frontends.api import (
     rope,
     routing,
     scaled_dot,
-    top_k,
 )
 from attnc.frontends.api import attention as attend
 from attnc.frontends.api.positions import Rope, rope_frequencies, yarn_scaling
@@ -62,18 +61,18 @@ def test_mixture_of_experts(used: int, normalise: bool, transposed: bool) -> Non
     np.testing.assert_allclose(found, mixed(X, used, normalise), rtol=0, atol=1e-12)
 
 
-def test_routing_is_zero_but_for_the_best() -> None:
+def test_routing_takes_the_best() -> None:
     m = Model("routing", dtype="float64")
     scores = m.input("scores", "float64", ["batch", "seq", 3])
-    m.output("shares", routing(scores, 2))
-    values, places = top_k(scores, 2)
-    m.output("values", values)
-    m.output("places", places)
+    for name, normalise in (("shares", True), ("softmax", False)):
+        places, shares = routing(scores, 2, normalise)
+        m.output(f"{name}_places", places)
+        m.output(name, shares)
     given = np.log([[[0.5, 0.2, 0.3], [0.1, 0.6, 0.3]]])
     found = evaluate(m.graph, {"scores": given})
-    np.testing.assert_allclose(found["shares"], [[[0.625, 0, 0.375], [0, 2 / 3, 1 / 3]]], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(found["values"], np.log([[[0.5, 0.3], [0.6, 0.3]]]), rtol=0, atol=1e-12)
-    assert found["places"].tolist() == [[[0, 2], [1, 2]]]
+    np.testing.assert_allclose(found["shares"], [[[0.625, 0.375], [2 / 3, 1 / 3]]], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found["softmax"], [[[0.5, 0.3], [0.6, 0.3]]], rtol=0, atol=1e-12)
+    assert found["shares_places"].tolist() == found["softmax_places"].tolist() == [[[0, 2], [1, 2]]]
 
 
 def test_each_token_keeps_to_itself() -> None:
