@@ -7,23 +7,29 @@ large as all the weights even for a few tokens. ``grouped_matmul`` says the same
 from __future__ import annotations
 
 from ..ir import Graph, Node, Value
-from .base import PassResult
+from .base import PassResult, Refusal
 from .patterns import made_by, regions, reshaped, sole_user, swap
+from .selected_rows import fuse_selected
 
 __all__ = ["fuse_experts"]
 
 
 def fuse_experts(graph: Graph) -> PassResult:
     """Replaces x [..., 1, d] @ w[e] and w[e] @ x [..., d, 1] by ``grouped_matmul``, where nothing else reads the
-    matrices w[e] of ``gather``."""
-    count = 0
+    matrices w[e] of ``gather``; and loops over experts that select their rows (``selected_rows``)."""
+    count = layers = 0
+    refusals: list[Refusal] = []
     for part in regions(graph):
+        found, refused = fuse_selected(part)
+        layers += found
+        refusals += refused
         for node in list(part.nodes):
             if node.op.name == "matmul":
                 count += any(_grouped(part, node, right) for right in (True, False))
         part.remove_unused()
     notes = [f"fused grouped products: {count}"] if count else []
-    return PassResult(graph, bool(count), notes)
+    notes += [f"fused loops over experts: {layers}"] if layers else []
+    return PassResult(graph, bool(count + layers), notes, refusals)
 
 
 def _grouped(graph: Graph, node: Node, right: bool) -> bool:

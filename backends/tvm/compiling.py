@@ -19,6 +19,7 @@ FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {}
 def _builders() -> Mapping[str, Callable[[Kernel], Any]]:
     from .kernels.along import build_along, build_merge
     from .kernels.attention import build_attention
+    from .kernels.grouped import build_grouped
     from .kernels.maps import build_cumulative, build_map, build_pack, build_reduce
     from .kernels.matmul import build_matmul
     from .kernels.rows import build_rows
@@ -27,6 +28,7 @@ def _builders() -> Mapping[str, Callable[[Kernel], Any]]:
         "along": build_along,
         "attention": build_attention,
         "cumulative": build_cumulative,
+        "grouped": build_grouped,
         "map": build_map,
         "matmul": build_matmul,
         "merge": build_merge,

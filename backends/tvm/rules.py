@@ -13,6 +13,7 @@ from ...ir import DType, Node, Value
 from ...ir.dims import Dim, product
 from ...ir.ops.elementwise import gelu_numbers
 from .attention import plan_attention
+from .grouping import plan_grouped
 from .pieces import (
     POINTWISE,
     Lazy,
@@ -359,6 +360,7 @@ RULES: Mapping[str, Rule] = {
     "cumsum": _cumulative,
     "cumprod": _cumulative,
     "matmul": _matmul,
+    "grouped_matmul": plan_grouped,
     "attention": plan_attention,
     "state_read": _state_read,
     "state_write": _state_write,

@@ -124,10 +124,12 @@ def test_other_products_stay(build: Build) -> None:
     np.testing.assert_array_equal(evaluate(graph, given)["y"], want)
 
 
-@pytest.mark.parametrize("target", ["numpy", "ort-cpu"])
+@pytest.mark.parametrize("target", ["numpy", "ort-cpu", "tvm-cpu"])
 @pytest.mark.parametrize("n", [1, 2, 40])
 def test_targets(target: str, n: int) -> None:
     """One token gathers its matrices on ort-cpu, 40 go through the loop."""
+    if target == "tvm-cpu":
+        pytest.importorskip("tvm", reason="TVM is not installed: pip install attnc[tvm]")
     graph = model(tokens_and_slots_as_one_axis)
     given = feeds(n, low=-5)
     with attnc.compile(graph, target=target).session() as session:
