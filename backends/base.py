@@ -58,6 +58,9 @@ class Backend(ABC):
     prefill_chunk: int | None = None
     """How many tokens of a long prompt run at once; None for all of them."""
 
+    extras: frozenset[str] = frozenset()
+    """The names of the options in ``Options.extra`` that a user may give for this backend."""
+
     rounds: bool = False
     """Whether products with weights in few bits are computed with the other operand rounded too."""
 

@@ -2,10 +2,12 @@
 
     python benchmarks/tvm_cpu.py [--threads 1] [--turns 5] [--lengths 512,2048,8192] [--layers 12] [--prompt 512]
 
-Attention is ONNX Runtime's GroupQueryAttention, its one tiled kernel on CPUs: 12 heads of 64 features, causal, and with
-a window of 256. The model has GPT-2 small's width, heads and vocabulary, a gated feed-forward layer of 2,048 and random
-weights. With one thread the processor's time of that thread is shown, which other programs do not lengthen; with more
-it is the time that passed. The best of the turns counts.
+Attention is ONNX Runtime's GroupQueryAttention, its one tiled kernel on CPUs, and where torch can be imported its
+scaled_dot_product_attention too: 12 heads of 64 features, causal, and with a window of 256 (for torch a mask). Linear
+attention, causal too, is shown beside the kernel that takes its weights one by one. The model has GPT-2 small's width,
+heads and vocabulary, a gated feed-forward layer of 2,048 and random weights. With one thread the processor's time of
+that thread is shown, which other programs do not lengthen; with more it is the time that passed. The best of the turns
+counts.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 
 import numpy as np
 import onnxruntime
@@ -85,6 +88,27 @@ def grouped(threads: int, window: int | None) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
+def torch_attention(threads: int, window: int | None, arrays: Mapping[str, Array]) -> Callable[[], Array] | None:
+    """torch's scaled_dot_product_attention of the same arrays; None without torch."""
+    if find_spec("torch") is None:
+        return None
+    import torch
+
+    torch.set_num_threads(threads)
+    q, k, v = (torch.from_numpy(arrays[x]) for x in "qkv")
+    mask = None
+    if window is not None:
+        i = torch.arange(q.shape[2])
+        mask = (i[None] <= i[:, None]) & (i[:, None] - i[None] < window)
+
+    def run() -> Array:
+        with torch.inference_mode():
+            found = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
+        return np.asarray(found.numpy())
+
+    return run
+
+
 def attention(turns: int, threads: int, lengths: list[int], window: int | None) -> None:
     mask = "j <= i" if window is None else f"j <= i and i - j < {window}"
     graph = Graph()
@@ -99,14 +123,42 @@ def attention(turns: int, threads: int, lengths: list[int], window: int | None) 
         flat |= {"last": np.array([n - 1], np.int32), "total": np.array(n, np.int32)}
         feeds = {name: on_boundary(x) for name, x in arrays.items()}
         theirs = session.run(["o"], flat)[0].reshape(n, HEADS, WIDTH).transpose(1, 0, 2)
-        difference = np.abs(executable.run(feeds, {})["o"][0] - theirs).max()
-        ours, ort = best(
+        runs = {
+            "tvm-cpu": lambda feeds=feeds: executable.run(feeds, {})["o"],
+            "ONNX Runtime": lambda flat=flat: session.run(["o"], flat)[0],
+        }
+        torch = torch_attention(threads, window, arrays)
+        if torch is not None:
+            runs["torch"] = torch
+        times = dict(zip(runs, best(max(1, turns * 2048 // max(n, 2048)), threads, *runs.values()), strict=True))
+        mine = executable.run(feeds, {})["o"]
+        far = np.abs(mine[0] - theirs).max()
+        far = far if torch is None else max(far, np.abs(mine - torch()).max())
+        shown = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in times.items())
+        print(f"attention, {mask}, n = {n}: {shown}; largest difference {far:.1e}")
+
+
+def linear(turns: int, threads: int, lengths: list[int]) -> None:
+    """Weights q·k over their sum: by chunks, and one by one (the same with a score that says no more)."""
+    made = []
+    for score in ("s", "s * 1.0"):
+        graph = Graph()
+        kind = TensorType(F, (1, HEADS, symbol("n"), WIDTH))
+        inputs = [graph.add_input(x, kind) for x in "qkv"]
+        attrs = {"scale": WIDTH**-0.5, "mask": "j <= i", "normalise": "sum", "score": score}
+        graph.add_output(graph.add("attention", *inputs, attrs=attrs)[0], "o")
+        made.append(TvmCpuBackend().load(graph, None, Options(threads=threads)))
+    for n in lengths:
+        rng = np.random.default_rng(0)
+        feeds = {x: on_boundary(np.abs(rng.normal(size=(1, HEADS, n, WIDTH))).astype(np.float32)) for x in "qkv"}
+        chunks, single = best(
             max(1, turns * 2048 // max(n, 2048)), threads,
-            lambda feeds=feeds: executable.run(feeds, {}), lambda flat=flat: session.run(["o"], flat),
+            lambda feeds=feeds: made[0].run(feeds, {}), lambda feeds=feeds: made[1].run(feeds, {}),
         )  # fmt: skip
+        far = np.abs(made[0].run(feeds, {})["o"] - made[1].run(feeds, {})["o"]).max()
         print(
-            f"attention, {mask}, n = {n}: tvm-cpu {ours * 1e3:.1f} ms, ONNX Runtime {ort * 1e3:.1f} ms: "
-            f"{ort / ours:.2f} times as fast; largest difference {difference:.1e}"
+            f"linear attention, n = {n}: by chunks {chunks * 1e3:.1f} ms, one by one {single * 1e3:.1f} ms: "
+            f"{single / chunks:.2f} times as fast; largest difference {far:.1e}"
         )
 
 
@@ -152,6 +204,7 @@ def main() -> None:
     product(args.turns, args.threads)
     attention(args.turns, args.threads, lengths, None)
     attention(args.turns, args.threads, lengths, 256)
+    linear(args.turns, args.threads, lengths)
     model(args.turns, args.threads, args.layers, args.prompt)
 
 

@@ -18,7 +18,7 @@ from .report import Report, attentions_of
 from .targets import find_backend
 from .weights import large_tensors
 
-__all__ = ["compile", "compile_graph"]
+__all__ = ["compile", "compile_graph", "extras"]
 
 
 def compile(
@@ -37,6 +37,7 @@ def compile(
     dequantise: bool = False,
     tokenizer: str | os.PathLike[str] | None = None,
     dtype: str | None = None,
+    mcpu: str | None = None,
 ) -> Program:
     """Compiles a graph, or whatever ``load`` takes, for a target. The graph given is not changed.
 
@@ -46,13 +47,14 @@ def compile(
     model: then no rounding ties its tokens together. ``tokenizer`` is the tokenizer.json of the model, where it does
     not lie with it. ``dtype`` stores the weights in float16, bfloat16, int8 or int4
     (``passes/quantise_weights.py``); ``verify`` then shows what that costs.
+    ``mcpu`` names the processor that tvm-cpu compiles for as LLVM does, such as x86-64-v3; by default the one at hand.
     ``opset`` is the ONNX opset of targets that write ONNX, ``threads`` how many a run may use; None leaves the choice
     to the backend. With ``verify`` the program is compared with the model in float64, and VerifyError raised when
     they differ. Raises UsageError for options that do not exist, TargetError when the backend cannot work here, and
     ModelError for a model that is wrong or has what the target lacks.
     """
     caching = CacheOptions(all_logits, rings, time, tokens, max_length)
-    options = Options(opset, threads, {} if dtype is None else {"dtype": dtype})
+    options = Options(opset, threads, extras(dtype=dtype, mcpu=mcpu))
     return compile_graph(
         source, target, cache, options, verify, caching=caching, dequantise=dequantise, tokenizer=tokenizer
     )
@@ -82,6 +84,9 @@ def compile_graph(
     if dtype is not None and dtype not in WEIGHT_TYPES:
         raise UsageError(f"weights are stored in {', '.join(WEIGHT_TYPES)}, not in {dtype!r}")
     backend = find_backend(target)
+    foreign = sorted(set(options.extra) - {"dtype", "max_length"} - backend.extras)
+    if foreign:
+        raise UsageError(f"the target {target} has no option {foreign[0]}: leave it out")
     with progress(f"checking {target}"):
         backend.check()
     with progress("reading the model"):
@@ -129,6 +134,11 @@ def compile_graph(
         with progress("comparing with the model in float64"):
             program.verify().check()
     return program
+
+
+def extras(**given: str | None) -> dict[str, str]:
+    """The options that were given, of those that not every backend has."""
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _check_cache_options(cache: bool, options: CacheOptions) -> None:

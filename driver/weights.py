@@ -54,9 +54,12 @@ def tensors_of(graphs: Iterable[Graph]) -> dict[str, Tensor]:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Placement]:
-    """Writes the tensors and says where in the file each lies. Wide elements come first, so that all are aligned; one
-    tensor at a time is in memory. Format: https://huggingface.co/docs/safetensors"""
-    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.bits, name))
+    """Writes the tensors and says where in the file each lies. Wide elements come first, so that all are aligned, and
+    of one width those of whole cache lines, so that these begin at one and vectors read them in place; one tensor at a
+    time is in memory. Format: https://huggingface.co/docs/safetensors"""
+    order = sorted(
+        tensors, key=lambda name: (-tensors[name].dtype.bits, tensors[name].nbytes % _ALIGNMENT != 0, name)
+    )  # fmt: skip
     header: dict[str, object] = {}
     at = 0
     for name in order:

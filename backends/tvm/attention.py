@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...ir import DType, Node
 from ...ir.dims import dim_max, dim_min
 from ...ir.expr import variables
-from ...ir.ops.attention import DOT
+from ...ir.ops.attention import DOT, is_linear
 from .pieces import Piece, SpecBuilder
 from .views import View
 
@@ -23,6 +23,12 @@ TILE = {"rows": 64, "cols": 64}
 FEW = {"most": 4, "block": 32}
 """So many queries go along the keys, which are taken in blocks."""
 
+CHUNK = {"chunk": 32}
+"""Tokens whose weights linear attention takes one by one, by measurement."""
+
+LARGEST = 128 * 128
+"""The largest sum of k vᵀ, in elements, that stays in the second-level cache beside a chunk."""
+
 WIDEST = 512
 """A head of more features would not leave its tile in the first-level cache."""
 
@@ -32,7 +38,21 @@ def takes(node: Node) -> bool:
     q, k, v = (x.shape for x in node.operands[:3])
     static = all(isinstance(d, int) and 0 < d <= WIDEST for d in (q[3], v[3]))
     static = static and all(isinstance(x[1], int) for x in (q, k))
-    return static and not node.attr("weights") and node.attr("inner") == DOT
+    # Without a mask, linear attention is two matrix products.
+    whole = is_linear(node) and not _is_masked(node)
+    return static and not node.attr("weights") and node.attr("inner") == DOT and not whole
+
+
+def _is_masked(node: Node) -> bool:
+    mask = node.attr("mask")
+    return mask is not None and not mask.is_all
+
+
+def _by_chunks(node: Node) -> bool:
+    """Whether the weights are the products q·k of each query and the keys up to its own, so that a sum of k vᵀ stands
+    for the keys of earlier chunks."""
+    d, c = node.operands[0].shape[3], node.operands[2].shape[3]
+    return is_linear(node) and _is_masked(node) and d * c <= LARGEST
 
 
 def plan_attention(p: Planner, node: Node) -> Piece:
@@ -51,8 +71,15 @@ def plan_attention(p: Planner, node: Node) -> Piece:
     few = FEW["most"]
     if not isinstance(n, int) or n <= few:
         _along(p, node, (q, k, v), loads, out, options, None if isinstance(n, int) else (n, 0, few))
-    if not isinstance(n, int) or n > few:
-        when = None if isinstance(n, int) else (n, few + 1, _LARGE)
+    when = None if isinstance(n, int) else (n, few + 1, _LARGE)
+    if (not isinstance(n, int) or n > few) and _by_chunks(node):
+        spec = SpecBuilder()
+        outs = [spec.read(out)]
+        chosen = [o for o in options if o[0] in ("scale", "normalise", "repeat", "lanes")]
+        p.emit(
+            spec, "linear", outs, [spec.read(x) for x in (q, k, v)], [*chosen, *CHUNK.items()], node.output.name, when
+        )
+    elif not isinstance(n, int) or n > few:
         keys = pack(p, k.transposed((0, 1, 3, 2)), node.output.name, when)
         spec = SpecBuilder()
         outs = [spec.read(out)]

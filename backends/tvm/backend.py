@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from importlib import metadata
@@ -13,17 +14,20 @@ from ...ir import ArtifactError, Graph, Node, TargetError
 from ...ir.operator import Operator
 from ..base import Backend, Executable, Options, Placement
 from .attention import takes
-from .machine import machine_of
+from .machine import host, lacking, machine_of
+from .packing import map_packed, write_packed
 from .plan import Plan, Planner
 from .rules import RULES
 
-__all__ = ["LIBRARY", "PLAN", "VERSIONS", "TvmCpuBackend"]
+__all__ = ["LIBRARY", "PACKED", "PLAN", "VERSIONS", "TvmCpuBackend"]
 
 VERSIONS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 """The versions that the kernels were written for. TVM's API moves with each, and other versions of the second crash."""
 
-LIBRARY = "kernels.so"
+LIBRARY = "kernels-{}.so"
+"""Named by what it holds: of a path that a process has loaded once, the loader gives what was there then."""
 PLAN = "kernels.json"
+PACKED = "packed.bin"
 _WHOLE = ("rnn", "gru", "lstm")
 """Operators that NumPy computes whole, though they have a decomposition: it is a loop."""
 
@@ -36,6 +40,8 @@ class TvmCpuBackend(Backend):
     hand."""
 
     name = "tvm-cpu"
+    extras = frozenset({"mcpu"})
+    packs = True  # a column of a wider product is a view, and each kernel fewer is a meeting of the threads fewer
 
     def check(self) -> None:
         if find_spec("tvm") is None or find_spec("tvm_ffi") is None:
@@ -74,8 +80,13 @@ class TvmCpuBackend(Backend):
         from .compiling import export
 
         plan, mcpu = self.plan(graph, options)
-        export(plan.kernels, mcpu, folder / LIBRARY)
-        text = {"mcpu": mcpu, "kernels": sorted(plan.kernels), "callbacks": plan.callbacks}
+        library = LIBRARY.format(hashlib.sha256(repr((mcpu, sorted(plan.kernels))).encode()).hexdigest()[:12])
+        export(plan.kernels, mcpu, folder / library)
+        places = write_packed(plan, folder / PACKED)
+        text = {
+            "mcpu": mcpu, "library": library, "kernels": sorted(plan.kernels), "callbacks": plan.callbacks,
+            "packed": places,
+        }  # fmt: skip
         (folder / PLAN).write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
         return {}
 
@@ -86,21 +97,34 @@ class TvmCpuBackend(Backend):
         _start_threads(options.threads)
         if folder is None:
             plan, mcpu = self.plan(graph, options)
+            if found := lacking(mcpu):
+                raise TargetError(
+                    f"tvm-cpu: kernels for {mcpu} use {', '.join(found)}, which this processor ({host()}) lacks; they "
+                    "can be saved, and run where it is there"
+                )
             return TvmExecutable(graph, plan, functions(plan.kernels, mcpu))
         held = _read(folder / PLAN)
+        if found := lacking(held["mcpu"]):
+            raise ArtifactError(
+                f"{folder}: it was compiled for the processor {held['mcpu']} and uses {', '.join(found)}, which this "
+                f"one ({host()}) lacks; compile the model again, here or for a processor that both contain"
+            )
         plan, _ = self.plan(graph, options, held["mcpu"])
         if sorted(plan.kernels) != held["kernels"]:
             raise ArtifactError(
-                f"{folder / LIBRARY}: it was compiled by another version of attnc; compile the model again"
+                f"{folder / held['library']}: it was compiled by another version of attnc; compile the model again"
             )
-        return TvmExecutable(graph, plan, load_library(folder / LIBRARY, plan.kernels))
+        loaded = load_library(folder / held["library"], plan.kernels)
+        return TvmExecutable(graph, plan, loaded, map_packed(plan, folder / PACKED, held["packed"]))
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
-        return {"mcpu": str(held["mcpu"]), "kernels": list(held["kernels"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        places = {str(name): int(at) for name, at in held.get("packed", {}).items()}
+        library = Path(str(held.get("library", "kernels.so"))).name
+        return {"mcpu": str(held["mcpu"]), "library": library, "kernels": list(held["kernels"]), "packed": places}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(f"{path}: cannot be read: {error}") from error
 
 

@@ -19,22 +19,32 @@ FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {}
 def _builders() -> Mapping[str, Callable[[Kernel], Any]]:
     from .kernels.along import build_along, build_merge
     from .kernels.attention import build_attention
+    from .kernels.chosen import build_arg, build_top
+    from .kernels.conv import build_conv
     from .kernels.grouped import build_grouped
+    from .kernels.linear import build_linear
     from .kernels.maps import build_cumulative, build_map, build_pack, build_reduce
     from .kernels.matmul import build_matmul
     from .kernels.rows import build_rows
+    from .kernels.scatter import build_scatter_elements, build_scatter_nd
 
     return {
         "along": build_along,
+        "arg": build_arg,
         "attention": build_attention,
+        "conv": build_conv,
         "cumulative": build_cumulative,
         "grouped": build_grouped,
+        "linear": build_linear,
         "map": build_map,
         "matmul": build_matmul,
         "merge": build_merge,
         "pack": build_pack,
         "reduce": build_reduce,
         "rows": build_rows,
+        "scatter_elements": build_scatter_elements,
+        "scatter_nd": build_scatter_nd,
+        "top": build_top,
     }
 
 

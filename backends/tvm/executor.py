@@ -14,7 +14,8 @@ from ...ir.evaluate import begin, evaluate, evaluate_node
 from ...ir.operator import Run
 from ..base import Executable
 from .memory import ALIGNMENT, aligned, as_view, is_aligned, slots
-from .plan import Call, Callback, Packed, Plan
+from .packing import pack
+from .plan import Call, Callback, Plan
 from .states import Growing
 from .views import Storage, View
 
@@ -28,7 +29,14 @@ class TvmExecutable(Executable):
     """A plan with its compiled kernels. Nothing is allocated in a run but the outputs, written states, and the arena
     when the sizes ask for a larger one."""
 
-    def __init__(self, graph: Graph, plan: Plan, functions: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        functions: Mapping[str, Callable[..., Any]],
+        packed: Mapping[str, Array] | None = None,
+    ) -> None:
+        """``packed`` are the constants in panels that are there already; the others are made."""
         self._graph = graph
         self.plan = plan
         self._growing = Growing()
@@ -45,7 +53,7 @@ class TvmExecutable(Executable):
             if slot == len(self._tenants):
                 self._tenants.append((dtype.numpy.itemsize, size))
             self._dim(size)
-        self._keep_constants()
+        self._keep_constants(packed or {})
         self._steps = [self._prepared(step, functions) for step in plan.steps]
         for view in (*plan.outputs.values(), *plan.written.values()):
             for d in view.shape:
@@ -65,13 +73,14 @@ class TvmExecutable(Executable):
     def _storage(self, storage: Storage) -> int:
         return self._storages.setdefault(storage, len(self._storages))
 
-    def _keep_constants(self) -> None:
+    def _keep_constants(self, there: Mapping[str, Array]) -> None:
         arrays: dict[str, Array] = {}
         for digest, value in self.plan.constants.items():
             assert value.constant is not None
             arrays[digest] = value.constant.array
         for name, packed in self.plan.packed.items():
-            self._fix(Storage("packed", name), _pack(packed, arrays[packed.source.storage.name]))
+            made = there[name] if name in there else pack(packed, arrays[packed.source.storage.name])
+            self._fix(Storage("packed", name), made)
         read = {s for step in self.plan.steps for s in _storages_of(step)}
         for digest, array in arrays.items():
             storage = Storage("constant", digest)
@@ -223,20 +232,3 @@ def _storages_of(step: Call | Callback) -> set[Storage]:
     if isinstance(step, Call):
         return set(step.storages)
     return {v.storage for v in (*step.operands, *step.results) if v is not None}
-
-
-def _pack(packed: Packed, array: Array) -> Array:
-    """A constant [lead…, k, n] as [lead…, panels, k, w], zeros behind the last column."""
-    view, w = packed.source, packed.width
-    flat = np.ascontiguousarray(array).reshape(-1)
-    shape, strides = ([int(str(d)) for d in dims] for dims in (view.shape, view.strides))
-    matrix = as_view(flat, int(str(view.offset)), shape, strides)
-    *lead, k, n = matrix.shape
-    panels = -(-n // w)
-    made = aligned((*lead, panels, k, w), array.dtype)
-    whole = n // w
-    made[..., :whole, :, :] = np.moveaxis(matrix[..., : whole * w].reshape(*lead, k, whole, w), -2, -3)
-    if whole < panels:
-        made[..., whole, :, :] = 0
-        made[..., whole, :, : n - whole * w] = matrix[..., whole * w :]
-    return made

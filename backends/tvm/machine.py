@@ -8,27 +8,41 @@ from functools import lru_cache
 from ...ir import TargetError, UsageError
 from .plan import Machine
 
-__all__ = ["machine_of"]
+__all__ = ["host", "lacking", "machine_of"]
+
+
+_USED = ("adx", "avx", "bmi", "f16c", "fma", "gfni", "lzcnt", "movbe", "neon", "popcnt", "sse", "ssse", "sve")
+"""How the names of features begin that compiled kernels may use; the others are of systems, or hints."""
 
 
 @lru_cache(maxsize=8)
 def machine_of(mcpu: str | None) -> tuple[str, Machine]:
     """The processor's name as LLVM has it, and the machine: vectors of 64 bytes with AVX-512, of 32 with AVX2, else
     of 16. Without a name, the processor at hand. Raises UsageError for what is no name of a processor, and TargetError
-    for a processor that this one cannot stand in for."""
-    import tvm
-
+    for one that LLVM does not know."""
     if mcpu is not None and (not isinstance(mcpu, str) or not mcpu):
         raise UsageError(f"mcpu must be the name of a processor, such as x86-64-v3, not {mcpu!r}")
-    host = str(tvm.get_global_func("target.llvm_get_system_cpu")())
-    name = mcpu or host
+    name = mcpu or host()
     features = _features(name)
-    lacking = sorted(f for f in ("avx512f", "avx2") if f in features and f not in _features(host))
-    if lacking:
-        raise TargetError(f"tvm-cpu: kernels for {name} use {', '.join(lacking)}, which this processor ({host}) lacks")
     if "avx512f" in features:
         return name, Machine(64, 2)
     return name, Machine(32 if "avx2" in features else 16, 2)
+
+
+def host() -> str:
+    """The processor at hand, as LLVM names it."""
+    import tvm
+
+    return str(tvm.get_global_func("target.llvm_get_system_cpu")())
+
+
+def lacking(name: str) -> list[str]:
+    """What kernels for a processor may use and the processor at hand does not have, in alphabetical order."""
+    import tvm
+
+    here = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
+    absent = {str(feature) for feature, there in here.items() if not there}
+    return sorted(f for f in _features(name) & absent if f.startswith(_USED))
 
 
 def _features(name: str) -> set[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...ir import DType, Graph, Node, UnsupportedError, Value
-from ...ir.dims import Dim, product, symbols
+from ...ir.dims import Dim, product, symbol, symbols
 from .pieces import (
     LEAVES,
     POINTWISE,
@@ -120,6 +120,10 @@ class Planner:
         self._outputs: dict[Value, str] = {}
         for output in graph.outputs:
             self._outputs.setdefault(output.value, output.name)
+        self._appended: dict[Value, Node] = {}
+        for node in graph.nodes:
+            if node.op.name == "state_append":
+                self._appended.setdefault(node.operands[0], node)
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -187,10 +191,27 @@ class Planner:
         return made
 
     def place(self, value: Value) -> View:
-        """A contiguous place for a value: the output's own where it is one."""
+        """A place for a value: the output's own where it is one, behind the rows of a cache where it is appended to
+        one, else a buffer. Contiguous but in a cache, where the last axis is."""
         if value in self._outputs:
             return contiguous(Storage("output", self._outputs[value]), value.dtype, value.shape)
+        node = self._appended.get(value)
+        if node is not None and node.attr("axis") % value.type.rank < value.type.rank - 1:
+            return self.appended(node)[1]
         return self.buffer(value.dtype, value.shape)
+
+    def appended(self, node: Node) -> tuple[View, View]:
+        """Of a state that is appended to: all its rows after the run, in a buffer with room to spare, and the new
+        ones."""
+        value, name = node.operands[0], node.attr("state")
+        axis = node.attr("axis") % value.type.rank
+        room = self.plan.rooms.setdefault(name, (f"attnc_room{len(self.plan.rooms)}", axis))[0]
+        self.plan.grown[name] = node.output.shape
+        full = [*node.output.shape]
+        full[axis] = symbol(room)
+        whole = contiguous(Storage("grown", name), value.dtype, full)
+        new = whole.sliced([axis], [self.graph.states[name].type.shape[axis]], [value.shape[axis]], [1])
+        return View(whole.storage, whole.dtype, node.output.shape, whole.strides), new
 
     def buffer(self, dtype: DType, shape: Sequence[Dim]) -> View:
         """A new buffer of the arena."""

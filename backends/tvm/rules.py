@@ -13,6 +13,7 @@ from ...ir import DType, Node, Value
 from ...ir.dims import Dim, product
 from ...ir.ops.elementwise import gelu_numbers
 from .attention import plan_attention
+from .convolving import CONVOLVING
 from .grouping import plan_grouped
 from .pieces import (
     POINTWISE,
@@ -28,6 +29,7 @@ from .pieces import (
     views_of,
 )
 from .plan import Packed, Planner
+from .selecting import SELECTING
 from .views import Storage, View, contiguous
 
 __all__ = ["RULES", "pack"]
@@ -320,21 +322,13 @@ def _state_write(p: Planner, node: Node) -> Piece:
 
 
 def _state_append(p: Planner, node: Node) -> Piece:
-    """New rows go behind the old ones, into a buffer with room to spare."""
-    from ...ir.dims import symbol
-
-    value, name = _first(node), node.attr("state")
-    axis = node.attr("axis") % out_rank(node)
-    held = p.graph.states[name].type.shape
-    room = f"attnc_room{len(p.plan.rooms)}"
-    p.plan.rooms[name] = (room, axis)
-    p.plan.grown[name] = node.output.shape
-    full = [*node.output.shape]
-    full[axis] = symbol(room)
-    whole = contiguous(Storage("grown", name), value.dtype, full)
-    new = whole.sliced([axis], [held[axis]], [value.shape[axis]], [1])
-    p.materialise(p.piece(value), value.shape, value.dtype, new, node.output.name)
-    return View(whole.storage, whole.dtype, node.output.shape, whole.strides)
+    """New rows go behind the old ones; what could be computed there is there already."""
+    value = _first(node)
+    whole, new = p.appended(node)
+    piece = p.piece(value)
+    if piece != new:
+        p.materialise(piece, value.shape, value.dtype, new, node.output.name)
+    return whole
 
 
 RULES: Mapping[str, Rule] = {
@@ -365,5 +359,7 @@ RULES: Mapping[str, Rule] = {
     "state_read": _state_read,
     "state_write": _state_write,
     "state_append": _state_append,
+    **SELECTING,
+    **CONVOLVING,
 }
 """The operators that have kernels; NumPy computes the others."""

@@ -10,12 +10,12 @@ import numpy as np
 
 from ..attributes import Attr
 from ..builder import Builder
-from ..dims import SymDim, at_least, symbols
+from ..dims import Dim, SymDim, at_least, symbols
 from ..expr import Call as FnCall
 from ..expr import Const, Expr, Load, Var, is_boolean, parse, variables, walk
 from ..expreval import evaluate
 from ..exprlower import ExprLowering
-from ..graph import Value
+from ..graph import Node, Value
 from ..maskset import MaskSet, causal
 from ..operator import Array, Call, Operator, Run, Sample
 from ..types import DType, TensorType
@@ -138,7 +138,7 @@ class Attention(Operator):
         q, k, v = (b.cast(x, wide) for x in (q, k, v))
         if heads != groups:
             k, v = (_repeat_heads(b, x, heads) for x in (k, v))
-        if _is_linear(attrs, q, k):
+        if _is_linear(attrs, q.shape[2], k.shape[2]):
             return [b.cast(_running_sums(b, q, k, v, attrs), dtype)]
         grid = (*q.shape[:3], k.shape[2])
         sizes = {"n": q.shape[2], "m": k.shape[2]}
@@ -331,13 +331,19 @@ def _divide_rows(b: Builder, x: Value, total: Value) -> Value:
     return b.div(x, b("where", b("equal", total, 0.0), one, total))
 
 
-def _is_linear(attrs: Mapping[str, Any], q: Value, k: Value) -> bool:
-    """Whether the weights are the products q·k themselves, over all keys or over those up to the query's own."""
+def is_linear(node: Node) -> bool:
+    """Whether the weights of an attention are the products q·k themselves, over all keys or over those up to the
+    query's own, so that time linear in the length is possible."""
+    q, k = node.operands[:2]
+    return _is_linear(node.attrs, q.shape[2], k.shape[2])
+
+
+def _is_linear(attrs: Mapping[str, Any], n: Dim, m: Dim) -> bool:
     mask: MaskSet | None = attrs["mask"]
     plain = attrs["inner"] == DOT and attrs["score"] == SCORE and attrs["where"] is None and not attrs["weights"]
     if not plain or attrs["normalise"] == "softmax":
         return False
-    return mask is None or mask.is_all or (q.shape[2] == k.shape[2] and mask.same_set(causal()))
+    return mask is None or mask.is_all or (n == m and mask.same_set(causal()))
 
 
 def _running_sums(b: Builder, q: Value, k: Value, v: Value, attrs: Mapping[str, Any]) -> Value:
@@ -364,4 +370,4 @@ def _repeat_heads(b: Builder, x: Value, heads: int | SymDim) -> Value:
 
 OPS: tuple[Operator, ...] = (Attention(),)
 
-__all__ = ["AXES", "DOT", "OPS", "SCORE", "Attention"]
+__all__ = ["AXES", "DOT", "OPS", "SCORE", "Attention", "is_linear"]

@@ -69,24 +69,14 @@ def cuda_source(
     shared = min(shared_memory(arch) for arch in arches)
     if len({spec.name for spec in specs}) < len(specs):
         raise UsageError(f"attentions of one file need different names: {', '.join(spec.name for spec in specs)}")
-    import tvm
-    from tvm.backend.cuda import export_cuda_host
+    from .building import source_of
 
     made: dict[str, Any] = {}
     for spec in specs:
         for kind, name in functions(spec, split).items():
             if not only or kind in only:
                 made[name] = _function(spec, kind, name, shared)
-    # Without its own simplifier the names of the kernels' values last into the source; nvcc simplifies anyway.
-    unread = ["tirx.CommonSubexprElim", "tirx.StmtSimplify"]
-    config = {"tirx.UnrollLoop": {"explicit_unroll": 0}}  # loops that nvcc unrolls, marked by a pragma
-    target = tvm.target.Target(
-        {"kind": "cuda", "arch": arches[0], "max_num_threads": 1024, "max_threads_per_block": 1024}
-    ).with_host(tvm.target.Target("cuda_host"))
-    with tvm.transform.PassContext(disabled_pass=unread, config=config):
-        built = tvm.compile(tvm.IRModule(made), target, tir_pipeline="tirx")
-    source: str = export_cuda_host(built.mod)
-    return source
+    return source_of(made, arches[0])
 
 
 def _function(spec: Spec, kind: str, name: str, shared: int) -> Any:

@@ -11,7 +11,7 @@ from tvm import tirx
 
 from .emit import differs, kind_of, same
 
-__all__ = ["HALF", "OPERATORS", "apply", "convert", "exp", "exp_nonpositive", "rounded", "wide"]
+__all__ = ["HALF", "OPERATORS", "apply", "convert", "exp", "exp_nonpositive", "is_nan", "rounded", "wide"]
 
 HALF = ("float16", "bfloat16")
 
@@ -27,6 +27,16 @@ def _c(value: float, dtype: str) -> Any:
 
 def _is_float(dtype: str) -> bool:
     return "float" in dtype
+
+
+def is_nan(x: Any) -> Any:
+    """Whether a float32 or float64 is NaN, by its bits: TVM takes x = x for true where it compares one by one."""
+    integer, mask, infinity = {
+        "float32": ("int32", 0x7FFFFFFF, 0x7F800000),
+        "float64": ("int64", 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000),
+    }[kind_of(x)]
+    bits = tirx.bitwise_and(tirx.reinterpret(integer, x), tirx.const(mask, integer))
+    return bits > tirx.const(infinity, integer)
 
 
 def _horner(x: Any, coefficients: Sequence[float]) -> Any:
@@ -154,17 +164,17 @@ def _gelu(x: Any, dtype: str, attrs: Mapping[str, Any]) -> Any:
 
 def _max(x: Any, y: Any) -> Any:
     """The larger; NaN where one of them is NaN, as NumPy has it."""
-    return tirx.Select(tirx.any(x > y, differs(x, x)), x, y) if _is_float(kind_of(x)) else tirx.max(x, y)
+    return tirx.Select(tirx.any(x > y, is_nan(x)), x, y) if _is_float(kind_of(x)) else tirx.max(x, y)
 
 
 def _min(x: Any, y: Any) -> Any:
-    return tirx.Select(tirx.any(x < y, differs(x, x)), x, y) if _is_float(kind_of(x)) else tirx.min(x, y)
+    return tirx.Select(tirx.any(x < y, is_nan(x)), x, y) if _is_float(kind_of(x)) else tirx.min(x, y)
 
 
 def _sign(x: Any, dtype: str) -> Any:
     zero, one, minus = (tirx.const(n, dtype) for n in (0, 1, -1))
     found = tirx.Select(x > zero, one, tirx.Select(x < zero, minus, zero))
-    return tirx.Select(same(x, x), found, x) if _is_float(dtype) else found
+    return tirx.Select(is_nan(x), x, found) if _is_float(dtype) else found
 
 
 def _div(x: Any, y: Any, dtype: str) -> Any:
@@ -243,7 +253,7 @@ OPERATORS: dict[str, Rule] = {
     "round": _unary(tirx.nearbyint),
     "not": _unary(tirx.Not),
     "bit_not": _typed(lambda x, dtype: tirx.Not(x) if dtype == "bool" else tirx.bitwise_not(x)),
-    "is_nan": _unary(lambda x: differs(x, x)),
+    "is_nan": _unary(is_nan),
     "is_inf": _unary(lambda x: same(tirx.abs(x), tirx.infinity(kind_of(x)))),
     "add": _binary(lambda x, y: x + y),
     "sub": _binary(lambda x, y: x - y),

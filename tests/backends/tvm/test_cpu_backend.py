@@ -13,8 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import attnc
 from attnc.backends.base import Options
-from attnc.backends.tvm import TvmCpuBackend, backend, compiling
+from attnc.backends.tvm import TvmCpuBackend, backend, compiling, executor
+from attnc.backends.tvm.executor import TvmExecutable
+from attnc.backends.tvm.plan import Call
 from attnc.ir import (
     ArtifactError,
     Builder,
@@ -89,15 +92,29 @@ class TestWithTvm:
     def test_an_artifact_is_loaded_not_compiled(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         graph, options = small(), Options(threads=2)
         TvmCpuBackend().build(graph, tmp_path, options)
-        assert {p.name for p in tmp_path.iterdir()} == {backend.LIBRARY, backend.PLAN}
+        library = json.loads((tmp_path / backend.PLAN).read_text())["library"]
+        assert {p.name for p in tmp_path.iterdir()} == {library, backend.PLAN, backend.PACKED}
 
         def refuse(*args: object) -> None:
-            raise AssertionError("compiled again")
+            raise AssertionError("compiled or packed again")
 
         monkeypatch.setattr(compiling, "compile_kernels", refuse)
+        monkeypatch.setattr(executor, "pack", refuse)
         x = np.random.default_rng(0).normal(size=(9, 32)).astype(np.float32)
         got = TvmCpuBackend().load(graph, tmp_path, options).run({"x": x}, {})["y"]
         np.testing.assert_allclose(got, np.tanh(x.astype(np.float64) @ WEIGHT), rtol=1e-5, atol=1e-6)
+
+    def test_another_program_in_the_same_folder(self, tmp_path: Path) -> None:
+        """While the first is still loaded."""
+        x = np.random.default_rng(0).normal(size=(9, 32)).astype(np.float32)
+        sessions = []
+        for op, fn in (("tanh", np.tanh), ("sin", np.sin)):
+            graph = Graph()
+            graph.add_output(Builder(graph)(op, graph.add_input("x", TensorType(F, (symbol("n"), 32)))), "y")
+            attnc.compile(graph, "tvm-cpu").save(tmp_path / "out")
+            sessions.append(attnc.open(tmp_path / "out").session())
+            np.testing.assert_allclose(sessions[-1].run({"x": x})["y"], fn(x.astype(np.float64)), rtol=1e-5)
+        np.testing.assert_allclose(sessions[0].run({"x": x})["y"], np.tanh(x.astype(np.float64)), rtol=1e-5)
 
     def test_a_library_of_another_program(self, tmp_path: Path) -> None:
         TvmCpuBackend().build(small(), tmp_path, Options())
@@ -106,8 +123,13 @@ class TestWithTvm:
         with pytest.raises(ArtifactError, match="another version of attnc"):
             TvmCpuBackend().load(small(), tmp_path, Options())
         (tmp_path / backend.PLAN).write_text(json.dumps(held))
-        (tmp_path / backend.LIBRARY).unlink()
-        with pytest.raises(ArtifactError, match=r"kernels\.so"):
+        weights = (tmp_path / backend.PACKED).read_bytes()
+        for wrong in (b"", weights[:-64]):
+            (tmp_path / backend.PACKED).write_bytes(wrong)
+            with pytest.raises(ArtifactError, match=r"packed\.bin: it does not hold this program's weights"):
+                TvmCpuBackend().load(small(), tmp_path, Options())
+        (tmp_path / held["library"]).unlink()
+        with pytest.raises(ArtifactError, match=r"kernels-.+\.so"):
             TvmCpuBackend().load(small(), tmp_path, Options())
         (tmp_path / backend.PLAN).unlink()
         with pytest.raises(ArtifactError, match=r"kernels\.json: cannot be read"):
@@ -179,6 +201,67 @@ class TestWithTvm:
         executable.run({"x": rows[4]}, other)
         np.testing.assert_array_equal(other["k"], np.concatenate([*rows[:2], rows[4]], axis=1))
         np.testing.assert_array_equal(seen[2], before)
+
+    def test_products_of_one_input_are_one_kernel(self) -> None:
+        """Queries, keys and values are columns of one product, and views: nothing copies them."""
+        rng = np.random.default_rng(0)
+        graph = Graph()
+        n = symbol("n")
+        b = Builder(graph)
+        x = graph.add_input("x", TensorType(F, (n, 32)))
+        weights = [rng.normal(size=(32, width)).astype(np.float32) for width in (32, 16, 16)]
+        for name, w in zip("qkv", weights, strict=True):
+            heads = b.reshape(b.matmul(x, b.constant(w, f"w{name}")), (n, w.shape[1] // 8, 8))
+            graph.add_output(b("exp", b.transpose(heads, (1, 0, 2))), name)
+        program = attnc.compile(graph, "tvm-cpu")
+        plan, _ = TvmCpuBackend().plan(program.graph, Options())
+        made = [step.kernel.kind for step in plan.steps if isinstance(step, Call)]
+        assert made == ["matmul", "map", "map", "map"]
+        data = (rng.normal(size=(9, 32)) / 8).astype(np.float32)
+        with program.session() as session:
+            got = session.run({"x": data})
+        for name, w in zip("qkv", weights, strict=True):
+            want = np.exp((data.astype(np.float64) @ w).reshape(9, -1, 8).transpose(1, 0, 2))
+            np.testing.assert_allclose(got[name], want, rtol=1e-5)
+
+    def test_what_is_appended_to_a_cache_is_computed_there(self) -> None:
+        """The rotated keys, a norm and a reduction each in one kernel, and none that copies."""
+        graph = Graph()
+        n, past = symbol("n"), symbol("past")
+        b = Builder(graph)
+        for name, shape in (("k", (1, 2, past, 8)), ("norm", (1, past, 8)), ("sum", (past, 8))):
+            graph.add_state(State(name, TensorType(F, shape)))
+        x = graph.add_input("x", TensorType(F, (1, n, 2, 8)))
+        cos, sin = (graph.add_input(name, TensorType(F, (n, 4))) for name in ("cos", "sin"))
+        turned = b("rope", b.transpose(x, (0, 2, 1, 3)), cos, sin)
+        first = b.reshape(b("slice", x, axes=(2,), starts=(0,), sizes=(1,)), (1, n, 8))
+        norm = b("rms_norm", first, b.constant(np.ones(8, np.float32), "w"), eps=1e-5)
+        total = b("reduce_sum", x, axes=(0, 2))
+        for name, value, axis in (("k", turned, 2), ("norm", norm, 1), ("sum", total, 0)):
+            graph.add_output(b("state_append", value, state=name, axis=axis), name)
+        graph.add_output(b("neg", turned), "again")
+        executable = TvmCpuBackend().load(graph, None, Options())
+        assert isinstance(executable, TvmExecutable)
+        made = [step.kernel.kind for step in executable.plan.steps if isinstance(step, Call)]
+        assert sorted(made) == ["map"] * 5 + ["reduce", "rows"]  # rope, neg, and the three outputs
+        rng = np.random.default_rng(0)
+        states: dict[str, np.ndarray] = {}
+        rows, angles = [], []
+        for count in (3, 1, 1, 90, 2):
+            rows.append(rng.normal(size=(1, count, 2, 8)).astype(np.float32))
+            angles.append(rng.normal(size=(count, 4)).astype(np.float32))
+            feeds = {"x": rows[-1], "cos": np.cos(angles[-1]), "sin": np.sin(angles[-1])}
+            got = executable.run(feeds, states)
+            every = np.concatenate(rows, axis=1).astype(np.float64)
+            z = every[..., :4] + 1j * every[..., 4:]
+            z = (z * np.exp(1j * np.concatenate(angles).astype(np.float64))[:, None]).transpose(0, 2, 1, 3)
+            keys = np.concatenate([z.real, z.imag], -1)
+            norms = every[:, :, 0] / np.sqrt((every[:, :, 0] ** 2).mean(-1, keepdims=True) + 1e-5)
+            want = {"k": keys, "norm": norms, "sum": every.sum((0, 2)), "again": -keys[:, :, -count:]}
+            for name, array in want.items():
+                np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-5)
+                if name in states:
+                    np.testing.assert_array_equal(states[name], got[name])
 
 
 WEIGHT = np.random.default_rng(3).normal(size=(32, 32)).astype(np.float32).astype(np.float64)
