@@ -13,9 +13,10 @@ from ...ir import ArtifactError, Graph, Node, TargetError
 from ...ir.operator import Operator
 from ..base import Backend, Executable, Options, Placement
 from .attention import takes
-from .machine import machine_of
+from .machine import machine_held, machine_of
 from .plan import Plan, Planner
 from .rules import RULES
+from .runtime import runtime_function
 
 __all__ = ["LIBRARY", "PLAN", "VERSIONS", "TvmCpuBackend"]
 
@@ -37,7 +38,7 @@ class TvmCpuBackend(Backend):
 
     name = "tvm-cpu"
 
-    def check(self) -> None:
+    def check_opened(self) -> None:
         if find_spec("tvm") is None or find_spec("tvm_ffi") is None:
             raise TargetError(f"the target {self.name} needs TVM: {_INSTALL}, {_OTHERS}")
         for package, wanted in VERSIONS.items():
@@ -49,6 +50,9 @@ class TvmCpuBackend(Backend):
                 raise TargetError(
                     f"the target {self.name} needs {package} {wanted}, and {found} is installed: {_INSTALL}, {_OTHERS}"
                 )
+
+    def check(self) -> None:
+        self.check_opened()
         import tvm
 
         if tvm.get_global_func("target.build.llvm", allow_missing=True) is None:
@@ -73,9 +77,11 @@ class TvmCpuBackend(Backend):
     def build(self, graph: Graph, folder: Path, options: Options) -> dict[str, Placement]:
         from .compiling import export
 
+        self.check()
         plan, mcpu = self.plan(graph, options)
         export(plan.kernels, mcpu, folder / LIBRARY)
-        text = {"mcpu": mcpu, "kernels": sorted(plan.kernels), "callbacks": plan.callbacks}
+        vector = machine_of(mcpu)[1].vector
+        text = {"mcpu": mcpu, "vector": vector, "kernels": sorted(plan.kernels), "callbacks": plan.callbacks}
         (folder / PLAN).write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
         return {}
 
@@ -86,20 +92,21 @@ class TvmCpuBackend(Backend):
         _start_threads(options.threads)
         if folder is None:
             plan, mcpu = self.plan(graph, options)
-            return TvmExecutable(graph, plan, functions(plan.kernels, mcpu))
+            return TvmExecutable(graph, plan, functions(plan.kernels, mcpu), options.threads)
         held = _read(folder / PLAN)
-        plan, _ = self.plan(graph, options, held["mcpu"])
+        plan = Planner(graph, machine_held(held["mcpu"], held["vector"]), RULES).run()
         if sorted(plan.kernels) != held["kernels"]:
             raise ArtifactError(
                 f"{folder / LIBRARY}: it was compiled by another version of attnc; compile the model again"
             )
-        return TvmExecutable(graph, plan, load_library(folder / LIBRARY, plan.kernels))
+        return TvmExecutable(graph, plan, load_library(folder / LIBRARY, plan.kernels), options.threads)
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
-        return {"mcpu": str(held["mcpu"]), "kernels": list(held["kernels"])}
+        vector = int(held["vector"]) if "vector" in held else None  # older artifacts do not say
+        return {"mcpu": str(held["mcpu"]), "vector": vector, "kernels": list(held["kernels"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path}: cannot be read: {error}") from error
 
@@ -107,9 +114,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _start_threads(threads: int | None) -> None:
     """Sizes TVM's pool, which is the process's. Left alone, TVM counts half of the processors (it takes them for
     hyper-threads) and ties the calling thread to one of them, and with it every thread that others start later."""
-    import tvm
-
     count = threads or os.cpu_count() or 1
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_NUM_THREADS", str(os.cpu_count() or 1))
-    tvm.get_global_func("runtime.config_threadpool")(1, count)
+    runtime_function("runtime.config_threadpool")(1, count)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,10 @@ class TvmExecutable(Executable):
     """A plan with its compiled kernels. Nothing is allocated in a run but the outputs, written states, and the arena
     when the sizes ask for a larger one."""
 
-    def __init__(self, graph: Graph, plan: Plan, functions: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(
+        self, graph: Graph, plan: Plan, functions: Mapping[str, Callable[..., Any]], threads: int | None = None
+    ) -> None:
+        """``threads`` is how many lay the constants out."""
         self._graph = graph
         self.plan = plan
         self._growing = Growing()
@@ -45,7 +50,7 @@ class TvmExecutable(Executable):
             if slot == len(self._tenants):
                 self._tenants.append((dtype.numpy.itemsize, size))
             self._dim(size)
-        self._keep_constants()
+        self._keep_constants(threads or os.cpu_count() or 1)
         self._steps = [self._prepared(step, functions) for step in plan.steps]
         for view in (*plan.outputs.values(), *plan.written.values()):
             for d in view.shape:
@@ -65,13 +70,15 @@ class TvmExecutable(Executable):
     def _storage(self, storage: Storage) -> int:
         return self._storages.setdefault(storage, len(self._storages))
 
-    def _keep_constants(self) -> None:
+    def _keep_constants(self, threads: int) -> None:
         arrays: dict[str, Array] = {}
         for digest, value in self.plan.constants.items():
             assert value.constant is not None
             arrays[digest] = value.constant.array
-        for name, packed in self.plan.packed.items():
-            self._fix(Storage("packed", name), _pack(packed, arrays[packed.source.storage.name]))
+        with ThreadPoolExecutor(threads) as pool:  # NumPy copies without holding Python up
+            made = pool.map(lambda packed: _pack(packed, arrays[packed.source.storage.name]), self.plan.packed.values())
+            for name, array in zip(self.plan.packed, made, strict=True):
+                self._fix(Storage("packed", name), array)
         read = {s for step in self.plan.steps for s in _storages_of(step)}
         for digest, array in arrays.items():
             storage = Storage("constant", digest)

@@ -7,8 +7,12 @@ from functools import lru_cache
 
 from ...ir import TargetError, UsageError
 from .plan import Machine
+from .runtime import processor_flags
 
-__all__ = ["machine_of"]
+__all__ = ["machine_held", "machine_of"]
+
+_NEEDED = {64: "avx512f", 32: "avx2", 16: ""}
+"""What the processor must have for vectors of so many bytes."""
 
 
 @lru_cache(maxsize=8)
@@ -29,6 +33,16 @@ def machine_of(mcpu: str | None) -> tuple[str, Machine]:
     if "avx512f" in features:
         return name, Machine(64, 2)
     return name, Machine(32 if "avx2" in features else 16, 2)
+
+
+def machine_held(mcpu: str, vector: int | None) -> Machine:
+    """The machine that ``mcpu`` was found to be, with vectors of so many bytes. Only where the processor at hand does
+    not itself say that it has them is LLVM asked, which takes half a second to load. Raises TargetError where they are
+    lacking."""
+    needed = _NEEDED.get(vector or 0)
+    if needed is None or (needed and needed not in (processor_flags() or ())):
+        return machine_of(mcpu)[1]
+    return Machine(vector or 0, 2)
 
 
 def _features(name: str) -> set[str]:

@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import attnc
 from attnc.backends.base import Options
-from attnc.backends.tvm import TvmCpuBackend, backend, compiling
+from attnc.backends.tvm import TvmCpuBackend, backend, compiling, machine
+from attnc.backends.tvm.plan import Machine
 from attnc.ir import (
     ArtifactError,
     Builder,
@@ -98,6 +100,46 @@ class TestWithTvm:
         x = np.random.default_rng(0).normal(size=(9, 32)).astype(np.float32)
         got = TvmCpuBackend().load(graph, tmp_path, options).run({"x": x}, {})["y"]
         np.testing.assert_allclose(got, np.tanh(x.astype(np.float64) @ WEIGHT), rtol=1e-5, atol=1e-6)
+
+    def test_an_artifact_runs_in_the_runtime_alone(self, tmp_path: Path) -> None:
+        """In a process of its own, where TVM has not been imported; afterwards it still can be."""
+        attnc.compile(small(), "tvm-cpu", threads=1).save(tmp_path / "out")
+        x = np.random.default_rng(0).normal(size=(9, 32)).astype(np.float32)
+        np.save(tmp_path / "x.npy", x)
+        code = (
+            "import sys, numpy as np, attnc\n"
+            "got = attnc.open('out').session().run({'x': np.load('x.npy')})['y']\n"
+            "np.save('y.npy', got)\n"
+            "print('tvm' in sys.modules)\n"
+            "again = attnc.compile(attnc.open('out').source, 'tvm-cpu').session().run({'x': np.load('x.npy')})['y']\n"
+            "print('tvm' in sys.modules, np.array_equal(got, again))\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.split("\n")[1] == "True True"
+        want = np.tanh(x.astype(np.float64) @ WEIGHT)
+        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), want, rtol=1e-5, atol=1e-6)
+        said = Path("/proc/cpuinfo")  # where the processor does not say what it has, LLVM is asked
+        if said.exists() and "flags" in said.read_text(encoding="utf-8"):
+            assert done.stdout.split("\n")[0] == "False"
+
+    def test_llvm_is_asked_about_a_processor_that_does_not_say(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        name, found = machine.machine_of(None)
+        asked: list[str] = []
+
+        def ask(mcpu: str) -> tuple[str, Machine]:
+            asked.append(mcpu)
+            return mcpu, found
+
+        monkeypatch.setattr(machine, "machine_of", ask)
+        for flags in (None, frozenset[str]()):
+            monkeypatch.setattr(machine, "processor_flags", lambda flags=flags: flags)
+            assert machine.machine_held(name, 64) == found
+        monkeypatch.setattr(machine, "processor_flags", lambda: frozenset({"avx512f", "avx2"}))
+        assert machine.machine_held(name, None) == found  # an older artifact
+        assert asked == [name] * 3
+        assert machine.machine_held(name, 64) == Machine(64, 2)
+        assert machine.machine_held(name, 16) == Machine(16, 2)
+        assert asked == [name] * 3
 
     def test_a_library_of_another_program(self, tmp_path: Path) -> None:
         TvmCpuBackend().build(small(), tmp_path, Options())
