@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,10 @@ class Backend(ABC):
     def check(self) -> None:
         """Raises TargetError that says what to install when the backend cannot work here."""
 
+    def check_opened(self) -> None:
+        """As ``check``, for what ``build`` has written: raises TargetError when it cannot run here."""
+        self.check()
+
     @abstractmethod
     def supports(self, node: Node, options: Options) -> bool:
         """Whether the backend lowers this node itself; the others are decomposed before ``build``."""
@@ -76,6 +80,11 @@ class Backend(ABC):
     def build(self, graph: Graph, folder: Path, options: Options) -> dict[str, Placement]:
         """Writes the program's own files into ``folder`` (which exists). Gives, by digest, where it put constants as
         raw bytes; the driver stores those that are not placed. Raises UnsupportedError that names the node."""
+
+    def start(self, folder: Path, options: Options) -> Callable[[Graph], Executable]:
+        """Begins to load what ``build`` wrote, while the graph is being read; what is given takes the graph, waits, and
+        gives and raises what ``load`` does. By default nothing begins before that."""
+        return lambda graph: self.load(graph, folder, options)
 
     @abstractmethod
     def load(self, graph: Graph, folder: Path | None, options: Options) -> Executable:

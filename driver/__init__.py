@@ -1,10 +1,10 @@
-"""What users call: load a model, compile it, open and run what was compiled."""
+"""What users call: load a model, compile it, open and run what was compiled.
+
+``compile`` and ``load`` are in the modules of these names, which need the passes and the frontends.
+"""
 
 from __future__ import annotations
 
-from .compile import compile
-from .export import export_onnx
-from .load import load
 from .program import Program, open_program
 from .report import AttentionReport, CacheReport, Difference, RefusalReport, Report
 from .session import Session
@@ -19,10 +19,7 @@ __all__ = [
     "Report",
     "Session",
     "attnc_version",
-    "compile",
-    "export_onnx",
     "find_backend",
-    "load",
     "open_program",
     "target_names",
 ]

@@ -10,7 +10,12 @@ from typing import Any
 
 import click
 
-__all__ = ["common", "emit", "show"]
+from ..ir import UsageError
+
+__all__ = ["MODELS", "common", "emit", "show", "sizes_of"]
+
+MODELS = """MODEL is a .onnx file, a .gguf file, a .attnc file, FILE.py:FUNCTION, or the folder of a
+checkpoint or an artifact."""
 
 
 def common(command: Callable[..., None]) -> Callable[..., None]:
@@ -37,3 +42,14 @@ def show(text: str) -> None:
     """Prints text at once, as it is."""
     click.echo(text, nl=False)
     sys.stdout.flush()
+
+
+def sizes_of(given: tuple[str, ...]) -> dict[str, int]:
+    """Sizes in the form NAME=N. Raises UsageError."""
+    sizes = {}
+    for item in given:
+        name, _, number = item.partition("=")
+        if not number.isdigit():
+            raise UsageError(f"a size is given as NAME=N, not {item!r}")
+        sizes[name] = int(number)
+    return sizes

@@ -94,6 +94,7 @@ def generate_command(
             raise UsageError("there is no prompt: give --prompt TEXT, --file FILE, --prompt-ids IDS or text on stdin")
         texts = [_read("-")]
     program = open_program(out)
+    program.preload()
     if start is not None and not texts:
         result = stream(program, start, inputs, None if as_json else show, max_new_tokens=count or _FEW, **options)
         if as_json:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +40,7 @@ def new_folder(path: Path, foreign: Foreign) -> Iterator[Path]:
     """
     check_replaceable(path, foreign)
     asked, path = path, Path(os.path.realpath(path))
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     temporary, old = beside.with_suffix(".new"), beside.with_suffix(".old")
     made: list[Path] = []
     try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..backends.base import Backend, Options
+from ..backends.base import Backend, Executable, Options
 from ..ir import Graph, UsageError
 from ..ir.cacheplan import CachePlan
 from . import artifact
@@ -22,6 +23,18 @@ from .verify_cached import verify_cached
 from .words import Words
 
 __all__ = ["Program", "open_program"]
+
+
+Load = Callable[[Graph], Executable]
+
+
+@dataclass(frozen=True)
+class _Started:
+    """The two halves of a program on their way into the target, and the options that they are loaded with."""
+
+    options: Options
+    main: Load
+    prepare: Load | None
 
 
 class Program:
@@ -57,6 +70,7 @@ class Program:
         self.options = options
         self.report = report
         self.folder = folder
+        self._started: _Started | None = None
 
     @cached_property
     def graph(self) -> Graph:
@@ -75,7 +89,10 @@ class Program:
         """The backend of the target. Raises TargetError when it cannot work here."""
         if self._backend is None:
             backend = find_backend(self.target)
-            backend.check()
+            if self.folder is None:
+                backend.check()
+            else:
+                backend.check_opened()
             self._backend = backend
         return self._backend
 
@@ -86,23 +103,39 @@ class Program:
             plan=self.plan, prepare=self.prepare, words=self.words, wordless=self.wordless,
         )  # fmt: skip
 
+    def preload(self) -> None:
+        """Begins to load what the next session runs, where the target can do that beside other work. Raises TargetError
+        and ArtifactError as ``session`` does."""
+        if self.folder is not None and self._started is None:
+            self._started = self._start()
+
+    def _start(self) -> _Started:
+        backend, options, folder = self.backend, self.options, self.folder
+        if folder is None:
+            load: Load = lambda graph: backend.load(graph, None, options)  # noqa: E731
+            return _Started(options, load, load if self._prepare is not None else None)
+        main = backend.start(folder, options)
+        beside = None if self._prepare is None else backend.start(folder / artifact.PREPARE_FOLDER, options)
+        return _Started(options, main, beside)
+
     def session(
         self, batch: int | None = None, max_length: int | None = None, prefill_chunk: int | None = None
     ) -> Session:
         """The program, ready to run. ``batch`` fixes how many rows a run has, ``max_length`` how many tokens a session
         may see; by default the option ``max_length`` of the program, if it has one. A long prompt of one row runs by
         ``prefill_chunk`` tokens at a time, by default as many as are fastest on the target. Raises UsageError."""
-        prepare = None
+        started, self._started = self._started, None
+        if started is None or started.options != self.options:
+            started = self._start()
         if prefill_chunk is None:
             prefill_chunk = self.backend.prefill_chunk
         if max_length is None:
             max_length = self.options.extra.get("max_length")
-        if self.prepare is not None:
-            folder = None if self.folder is None else self.folder / artifact.PREPARE_FOLDER
-            prepare = Half(self.prepare, self.backend.load(self.prepare, folder, self.options))
-        executable = self.backend.load(self.graph, self.folder, self.options)
+        prepare = None
+        if started.prepare is not None and self.prepare is not None:
+            prepare = Half(self.prepare, started.prepare(self.prepare))
         return Session(
-            self.graph, executable, plan=self.plan, prepare=prepare,
+            self.graph, started.main(self.graph), plan=self.plan, prepare=prepare,
             batch=batch, max_length=max_length, prefill_chunk=prefill_chunk,
         )  # fmt: skip
 

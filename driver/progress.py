@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
-from .pipeline import Progress, silent
+if TYPE_CHECKING:
+    from .pipeline import Progress
 
 __all__ = ["progress_on_stderr"]
 
@@ -13,7 +15,7 @@ __all__ = ["progress_on_stderr"]
 def progress_on_stderr() -> Progress:
     """Shows steps while they run when stderr is a terminal; else does nothing."""
     if not sys.stderr.isatty():
-        return silent
+        return lambda step: nullcontext()
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -10,7 +10,7 @@ import math
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from .errors import ParseError, UnsupportedError
 
@@ -201,6 +201,7 @@ def function(fn: str, *args: Dim) -> SymDim:
     return _short(SymDim(((((Atom("", fn, args), 1),), 1),)))
 
 
+@lru_cache(1 << 14)  # the layers of a model compute with the same sizes
 def add(a: Dim, b: Dim) -> Dim:
     terms = terms_of(a)
     for monomial, coefficient in terms_of(b).items():
@@ -215,6 +216,7 @@ def _times(a: Monomial, b: Monomial) -> Monomial:
     return tuple(sorted(powers.items(), key=lambda item: item[0].text))
 
 
+@lru_cache(1 << 14)
 def multiply(a: Dim, b: Dim) -> Dim:
     terms: dict[Monomial, int] = {}
     for m, c in terms_of(a).items():

@@ -85,6 +85,9 @@ def parse(text: str, data: Mapping[str, Tensor] | Data | None = None) -> Graph:
     return graph
 
 
+_NAME = re.compile(r"(?:[A-Za-z0-9_.$/-]|:(?=\S))+")
+
+
 class _Lines:
     def __init__(self, text: str) -> None:
         self.lines = [(n, line.strip()) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
@@ -133,7 +136,7 @@ class _Scan:
             name, end = json.JSONDecoder().raw_decode(self.text, self.at)
             self.at = end
             return str(name)
-        match = re.compile(r"(?:[A-Za-z0-9_.$/-]|:(?=\S))+").match(self.text, self.at)
+        match = _NAME.match(self.text, self.at)
         if not match:
             raise ParseError(f"expected a name before {self.text[self.at :][:40]!r}")
         self.at = match.end()
@@ -142,6 +145,11 @@ class _Scan:
     def balanced(self, opening: str, closing: str) -> str:
         """The text between a bracket, which must come next, and its partner."""
         self.expect(opening)
+        end = self.text.find(closing, self.at)
+        plain = self.text[self.at : end]
+        if end >= 0 and opening not in plain and '"' not in plain:
+            self.at = end + 1
+            return plain
         start, depth, quoted, escaped = self.at, 1, False, False
         while self.at < len(self.text):
             char = self.text[self.at]
@@ -171,6 +179,10 @@ class _Scan:
 
 
 def _find(text: str, stop: str, start: int) -> int:
+    end = text.find(stop, start)
+    end = len(text) if end < 0 else end
+    if '"' not in text[start:end]:
+        return end
     quoted = escaped = False
     for at in range(start, len(text)):
         char = text[at]

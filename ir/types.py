@@ -6,7 +6,7 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -114,14 +114,24 @@ class TensorType:
 
     @classmethod
     def parse(cls, text: str) -> TensorType:
-        match = re.fullmatch(r"\s*(\w+)\s*\[(.*)\]\s*", text, re.DOTALL)
-        if not match:
-            raise ParseError(f"not a tensor type: {text!r}; expected for example float32[batch, 3]")
-        return cls(DType.parse(match[1]), tuple(parse_dim(part) for part in split_commas(match[2])))
+        return _parse_type(text)
+
+
+@lru_cache(1 << 12)  # a graph has many values of few types
+def _parse_type(text: str) -> TensorType:
+    match = re.fullmatch(r"\s*(\w+)\s*\[(.*)\]\s*", text, re.DOTALL)
+    if not match:
+        raise ParseError(f"not a tensor type: {text!r}; expected for example float32[batch, 3]")
+    return TensorType(DType.parse(match[1]), tuple(parse_dim(part) for part in split_commas(match[2])))
+
+
+_NESTED = re.compile(r'["()\[\]{}]')
 
 
 def split_commas(text: str) -> list[str]:
     """Splits at the commas that stand outside brackets and quotes; an empty text gives no part."""
+    if not _NESTED.search(text):
+        return text.split(",") if text.strip() else []
     parts, depth, start, quoted, escaped = [], 0, 0, False, False
     for position, char in enumerate(text):
         if quoted:

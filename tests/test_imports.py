@@ -26,7 +26,7 @@ USERS = frozenset({"backends/conformance.py"})
 OUTSIDE = ("tests", "examples", "docs", "tools")  # free to import anything of attnc, by its full name
 
 # What `import attnc` must leave alone: each costs tens or hundreds of milliseconds, or may not be installed.
-HEAVY = ("jinja2", "networkx", "onnx", "onnxruntime", "tokenizers", "tvm")
+HEAVY = ("jinja2", "networkx", "onnx", "onnxruntime", "tokenizers", "tvm", "attnc.frontends", "attnc.driver.pipeline")
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, int, str]]:
@@ -137,7 +137,7 @@ def test_a_forbidden_import_is_named(tmp_path: Path, file: str, line: str, reaso
         ("backends/ort/run.py", "from ..onnx import export\nfrom ...ir import Graph"),
         ("backends/conformance.py", "import attnc\nfrom ..ir import Graph"),
         ("driver/cli.py", "from ..passes import fuse\nfrom .. import backends"),
-        ("__init__.py", "from attnc.driver import compile"),
+        ("__init__.py", "from attnc.driver.compile import compile"),
         ("tests/test_x.py", "from attnc.passes import fuse\nimport attnc"),
     ],
 )
@@ -154,3 +154,15 @@ def test_importing_is_light(module: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [], f"import {module} loads {done.stdout.strip()}"
+
+
+def test_the_root_has_what_it_lists() -> None:
+    import attnc
+    from attnc.driver.compile import compile
+    from attnc.driver.load import load
+
+    assert (attnc.compile, attnc.load) == (compile, load)
+    assert set(attnc.__all__) <= set(dir(attnc))
+    assert all(hasattr(attnc, name) for name in [*attnc.__all__, "__version__"])
+    with pytest.raises(AttributeError, match="no attribute 'compiles'"):
+        attnc.compiles  # type: ignore[attr-defined]  # noqa: B018

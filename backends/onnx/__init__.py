@@ -18,7 +18,7 @@ from ..base import Backend, Executable, Options, Placement
 if TYPE_CHECKING:
     import onnx
 
-    from .kernels import Dialect
+    from .dialect import Dialect
 
 __all__ = ["MODEL_FILE", "OnnxBackend", "export", "export_onnx", "installed"]
 
@@ -71,8 +71,7 @@ class OnnxBackend(Backend):
         return supports(node, self._dialect(options))
 
     def _dialect(self, options: Options) -> Dialect:
-        from .kernels import Dialect
-        from .writer import DEFAULT_OPSET, check_opset
+        from .dialect import DEFAULT_OPSET, Dialect, check_opset
 
         return Dialect(check_opset(DEFAULT_OPSET if options.opset is None else options.opset), self.runtime)
 
@@ -90,6 +89,9 @@ class OnnxBackend(Backend):
             from .reference import ReferenceExecutable
 
             return ReferenceExecutable(graph, folder, self._dialect(options))
-        from ..ort.session import OrtExecutable
+        from ..ort.session import OrtExecutable, start
 
-        return OrtExecutable(graph, folder, self._dialect(options), ["CPUExecutionProvider"], options, self.name)
+        providers, dialect = ["CPUExecutionProvider"], self._dialect(options)
+        if folder is not None:
+            return start(folder, dialect, providers, options, self.name)(graph)
+        return OrtExecutable(graph, None, dialect, providers, options, self.name)

@@ -19,6 +19,7 @@ __all__ = [
     "EMISSIONS",
     "FLAT_ROPE",
     "GROUP_QUERY",
+    "MATMUL_TURNED",
     "SKIP_LAYER_NORM",
     "SKIP_RMS_NORM",
     "SPLIT",
@@ -122,6 +123,22 @@ class SkipLayerNorm(SkipRmsNorm):
     inputs = ("x", "skip", "weight", "bias")
 
 
+class MatmulTurned(Operator):
+    """x [..., k] times the transpose of w [m, k]. ONNX Runtime reads w as it is stored; of a stored matrix behind a
+    Transpose it makes a copy when it loads."""
+
+    name = "ort.matmul_turned"
+    inputs = ("x", "w")
+
+    def infer(self, call: Call) -> TensorType:
+        x = call.type(0)
+        return x.with_shape((*x.shape[:-1], call.type(1).shape[0]))
+
+
+def _matmul_turned(e: Emitter, node: Node) -> Ref:
+    return e.node("FusedMatMul", e.operand(node), e.operand(node, 1), domain=DOMAIN, transB=1)
+
+
 def _split(e: Emitter, node: Node) -> list[Ref]:
     widths = node.attr("widths")
     return e.multi("Split", e.operand(node), e.ints(widths), dtypes=[None] * len(widths), axis=-1)
@@ -188,6 +205,7 @@ def _blind_rows(e: Emitter, node: Node) -> Ref:
 
 
 GROUP_QUERY, FLAT_ROPE, BLIND_ROWS, SPLIT = GroupQuery(), FlatRope(), BlindRows(), Split()
+MATMUL_TURNED = MatmulTurned()
 SKIP_RMS_NORM, SKIP_LAYER_NORM = SkipRmsNorm(), SkipLayerNorm()
 
 EMISSIONS: dict[str, Emission] = {
@@ -196,6 +214,7 @@ EMISSIONS: dict[str, Emission] = {
     "ort.flat_rope": Emission(_flat_rope),
     "ort.blind_rows": Emission(_blind_rows),
     "ort.split": Emission(_split),
+    "ort.matmul_turned": Emission(_matmul_turned),
     "ort.skip_rms_norm": _skip_norm("SkipSimplifiedLayerNormalization"),
     "ort.skip_layer_norm": _skip_norm("SkipLayerNormalization"),
 }

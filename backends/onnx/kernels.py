@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from onnx import defs
 
 from ...ir import DType
+from .dialect import Dialect
 
 __all__ = ["Dialect", "type_for"]
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """What is written: the opset, whether only what ONNX Runtime's CPU provider has kernels for may be used, and
-    whether caches that grow lie in buffers (``cached.py``), which takes operators of its own domain and an executable
-    that knows."""
-
-    opset: int
-    runtime: bool = False
-    buffers: bool = False
-
 
 _SCHEMA_NAMES = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
 

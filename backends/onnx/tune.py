@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ...ir import DType, Graph, Node, Value
 from .cached import Placed, in_buffers
-from .contrib import GROUP_QUERY, SKIP_LAYER_NORM, SKIP_RMS_NORM, SPLIT
+from .contrib import GROUP_QUERY, MATMUL_TURNED, SKIP_LAYER_NORM, SKIP_RMS_NORM, SPLIT
 from .kernels import Dialect
 
 __all__ = ["tuned"]
@@ -19,6 +19,7 @@ def tuned(graph: Graph, dialect: Dialect) -> tuple[Graph, Placed]:
     split_parts(graph)
     packed_heads(graph)
     skip_norms(graph)
+    turned_weights(graph)
     graph.remove_unused()
     return graph, placed
 
@@ -100,6 +101,24 @@ def skip_norms(graph: Graph) -> None:
         _take_over(graph, node.output, norm)
         graph.remove(node)
         graph.remove(add)
+
+
+def turned_weights(graph: Graph) -> None:
+    """A product with the transpose of a stored matrix, the table of words that is the head too, reads it as stored."""
+    for node in list(graph.nodes):
+        if node.op.name != "matmul":
+            continue
+        x, turned = node.operands
+        cut = turned.producer
+        if cut is None or cut.op.name != "transpose" or tuple(cut.attr("order")) != (1, 0):
+            continue
+        w = cut.operands[0]
+        if w.constant is None or w.dtype is not DType.FLOAT32 or x.type.rank < 2:
+            continue
+        with graph.insert_before(node):
+            product = graph.add(MATMUL_TURNED, x, w, source=node.source)[0]
+        _take_over(graph, node.output, product)
+        graph.remove(node)
 
 
 def _take_over(graph: Graph, old: Value, new: Value) -> None:

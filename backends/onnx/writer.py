@@ -9,7 +9,6 @@ call them; another state NAME is ``past_NAME`` and ``present_NAME``, and describ
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -18,12 +17,13 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ...ir import DType, Graph, OutputError, State, Tensor, TensorType, UsageError, Value
+from ...ir import DType, Graph, OutputError, State, Tensor, TensorType
 from ...ir.dims import symbol, symbols
 from .cached import Placed
-from .contrib import DOMAIN, GROUP_QUERY
+from .contrib import DOMAIN
+from .dialect import DEFAULT_OPSET, Dialect, check_opset
 from .emitter import Emitter, Ref, declared, value_info
-from .kernels import Dialect
+from .states import BUFFERS_KEY, STATES_KEY, past_name, present_name, written_states
 from .table import EMISSIONS
 from .tune import tuned
 
@@ -41,18 +41,6 @@ __all__ = [
     "written_states",
 ]
 
-DEFAULT_OPSET = 23
-_FIRST_OPSET = 13
-_LAST_OPSET = 25
-STATES_KEY = "attnc.states"
-"""The entry of the model's metadata that describes its states, in JSON."""
-
-BUFFERS_KEY = "attnc.buffers"
-"""The entry that says which states lie in buffers: "filled" gives by state the size that says how much of it is valid,
-"lengths" by size the input int64[1] that holds it, "appended", by state that the kernel appends to, the size of what a
-run appends, "tables" by input (value, past, n): the value of the graph that the input holds for all positions."""
-
-_KEY_OR_VALUE = re.compile(r"\d+\.(key|value)")
 _PROTOBUF_LIMIT = 2**31 - 2**20
 """What a serialised model may have, less room for what is not weights."""
 
@@ -63,13 +51,6 @@ class Exported:
 
     model: onnx.ModelProto
     initialisers: dict[str, Tensor] = field(default_factory=dict)
-
-
-def check_opset(opset: int) -> int:
-    """The opset. Raises UsageError for one that is not written."""
-    if not _FIRST_OPSET <= opset <= _LAST_OPSET:
-        raise UsageError(f"opset {opset} is not supported; it may be {_FIRST_OPSET} to {_LAST_OPSET}")
-    return opset
 
 
 def export(graph: Graph, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
@@ -172,27 +153,6 @@ def buffer_type(state: State) -> TensorType:
     """The type of the buffer that holds a state, [batch, heads, length, width]: longer than what is filled."""
     shape = state.type.shape
     return state.type.with_shape((*shape[:2], symbol("buffer_length"), shape[3]))
-
-
-def past_name(state: str) -> str:
-    """What the input that holds a state is called."""
-    return f"past_key_values.{state}" if _KEY_OR_VALUE.fullmatch(state) else f"past_{state}"
-
-
-def present_name(state: str) -> str:
-    """What the output that a state becomes is called."""
-    return f"present.{state}" if _KEY_OR_VALUE.fullmatch(state) else f"present_{state}"
-
-
-def written_states(graph: Graph) -> dict[str, Value]:
-    """The states that a run writes, in their order, and what it writes: the model's last outputs."""
-    writes: dict[str, Value] = {}
-    for node in graph.nodes:
-        if node.op is GROUP_QUERY and node.attr("key_state"):
-            writes |= {node.attr("key_state"): node.outputs[1], node.attr("value_state"): node.outputs[2]}
-        elif node.op.has_effect and "state" in node.attrs:
-            writes[node.attr("state")] = node.output
-    return {name: writes[name] for name in graph.states if name in writes}
 
 
 def _claim_outputs(graph: Graph, e: Emitter) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from ..base import Executable, Options
 from ..onnx import OnnxBackend, installed
 
 if TYPE_CHECKING:
-    from ..onnx.kernels import Dialect
+    from ..onnx.dialect import Dialect
 
 __all__ = ["OrtBackend", "OrtCpuBackend", "OrtCudaBackend"]
 
@@ -37,10 +38,17 @@ class OrtBackend(OnnxBackend):
                 f"pip install {self.package}"
             )
 
+    def start(self, folder: Path, options: Options) -> Callable[[Graph], Executable]:
+        from .session import start
+
+        return start(folder, self._dialect(options), self.providers, options, self.name)
+
     def load(self, graph: Graph, folder: Path | None, options: Options) -> Executable:
+        if folder is not None:
+            return self.start(folder, options)(graph)
         from .session import OrtExecutable
 
-        return OrtExecutable(graph, folder, self._dialect(options), self.providers, options, self.name)
+        return OrtExecutable(graph, None, self._dialect(options), self.providers, options, self.name)
 
 
 class OrtCpuBackend(OrtBackend):

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 
-from ...ir import Array, ArtifactError, AttncError, Dim, DType, Graph, TargetError, evaluate_dim, parse_dim
+from ...ir import Array, AttncError, Dim, DType, Graph, TargetError, evaluate_dim, parse_dim
 from ...ir.evaluate import begin
 from ..base import Executable, Options
-from ..onnx import MODEL_FILE
-from ..onnx.emitter import Nibbles, onnx_type
-from ..onnx.kernels import Dialect
+from ..onnx.dialect import Dialect
 from ..onnx.positions import position_table
-from ..onnx.save import EXTERNAL_ABOVE
-from ..onnx.writer import BUFFERS_KEY, to_tensor_proto, write, written_states
+from ..onnx.states import BUFFERS_KEY, written_states
 from .buffers import Buffers
+from .opening import Opening
 from .values import Staged, from_ort, to_ort
 
-__all__ = ["OrtExecutable"]
+__all__ = ["OrtExecutable", "start"]
 
-_QUIET = 4
-"""Nothing short of a crash is logged: errors arrive as exceptions."""
+
+def start(
+    folder: Path, dialect: Dialect, providers: Sequence[str], options: Options, target: str
+) -> Callable[[Graph], OrtExecutable]:
+    """Begins to load the model in a folder; what is given makes it the executable of its graph. Raises ArtifactError
+    when there is no model."""
+    opening = Opening(folder, options, providers)
+    return lambda graph: OrtExecutable(graph, opening, dialect, providers, options, target)
 
 
 class OrtExecutable(Executable):
-    """A model in ONNX Runtime, from the folder it was built in or written anew.
+    """A model in ONNX Runtime: the one that is being opened, or written anew from the graph.
 
     The model's inputs are the graph's, then the states, then how far buffers are filled; its outputs the graph's, then
     the states that are written. Everything is bound once: inputs are filled in place, caches that lie in buffers grow
@@ -43,7 +46,7 @@ class OrtExecutable(Executable):
     def __init__(
         self,
         graph: Graph,
-        folder: Path | None,
+        opening: Opening | None,
         dialect: Dialect,
         providers: Sequence[str],
         options: Options,
@@ -52,9 +55,16 @@ class OrtExecutable(Executable):
         self._graph = graph
         self._target = target
         self._dialect, self._providers, self._options = dialect, list(providers), options
+        self._session: Any
+        self._weights: list[Any] = []
+        """What must live as long as the session does."""
         try:
-            self._session: Any
-            self._session, self._weights = _open(graph, folder, dialect, _settings(options), self._providers)
+            if opening is not None:
+                self._session = opening.wait()
+            else:
+                from .in_memory import session_of
+
+                self._session, self._weights = session_of(graph, dialect, options, self._providers)
         except (AttncError, OSError):
             raise
         except Exception as error:  # ONNX Runtime's exceptions have no common base but Exception
@@ -205,45 +215,6 @@ class OrtExecutable(Executable):
         self._weights = []
         if self._plain is not None:
             self._plain.close()
-
-
-def _settings(options: Options) -> Any:
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = _QUIET
-    if options.threads is not None:
-        settings.intra_op_num_threads = options.threads
-        settings.inter_op_num_threads = 1
-    return settings
-
-
-def _open(
-    graph: Graph, folder: Path | None, dialect: Dialect, settings: Any, providers: list[str]
-) -> tuple[onnxruntime.InferenceSession, list[Any]]:
-    """The session, and what must live as long as it does."""
-    if folder is not None:
-        path = folder / MODEL_FILE
-        if not path.is_file():
-            raise ArtifactError(f"{path}: the file is missing")
-        return onnxruntime.InferenceSession(str(path), settings, providers=providers), []
-    exported = write(graph, dialect)
-    shared: dict[str, Any] = {}
-    for name, tensor in exported.initialisers.items():
-        if tensor.nbytes > EXTERNAL_ABOVE and not isinstance(tensor, Nibbles):  # which NumPy has no values of
-            shared[name] = to_ort(tensor.array, tensor.dtype)
-            proto = onnx.TensorProto(
-                name=name,
-                data_type=onnx_type(tensor.dtype),
-                dims=tensor.shape,
-                data_location=onnx.TensorProto.EXTERNAL,
-            )
-            proto.external_data.add(key="location", value="in memory")
-        else:
-            proto = to_tensor_proto(name, tensor)
-        exported.model.graph.initializer.append(proto)
-    if shared:
-        settings.add_external_initializers(list(shared), list(shared.values()))
-    model = exported.model.SerializeToString()
-    return onnxruntime.InferenceSession(model, settings, providers=providers), list(shared.values())
 
 
 def _first_line(error: Exception) -> str:

@@ -8,7 +8,6 @@ import numpy as np
 import onnxruntime
 
 from ...ir import Array, DType
-from ..onnx.emitter import onnx_type
 
 __all__ = ["Staged", "from_ort", "to_ort"]
 
@@ -17,6 +16,8 @@ def to_ort(array: Array, dtype: DType) -> Any:
     """An OrtValue over the array's own memory where it is contiguous."""
     data = np.ascontiguousarray(array).reshape(array.shape)
     if dtype is DType.BFLOAT16:
+        from ..onnx.emitter import onnx_type  # imports the module onnx, which takes a while
+
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(data.view(np.uint16), onnx_type(dtype))
     return onnxruntime.OrtValue.ortvalue_from_numpy(data)
 

@@ -14,10 +14,11 @@ from ...ir import ArtifactError, Graph, Node, TargetError
 from ...ir.operator import Operator
 from ..base import Backend, Executable, Options, Placement
 from .attention import takes
-from .machine import host, lacking, machine_of
+from .machine import features_used, host, lacking, machine_of
 from .packing import map_packed, write_packed
-from .plan import Plan, Planner
+from .plan import Machine, Plan, Planner
 from .rules import RULES
+from .runtime import runtime_function
 
 __all__ = ["LIBRARY", "PACKED", "PLAN", "VERSIONS", "TvmCpuBackend"]
 
@@ -43,7 +44,7 @@ class TvmCpuBackend(Backend):
     extras = frozenset({"mcpu"})
     packs = True  # a column of a wider product is a view, and each kernel fewer is a meeting of the threads fewer
 
-    def check(self) -> None:
+    def check_opened(self) -> None:
         if find_spec("tvm") is None or find_spec("tvm_ffi") is None:
             raise TargetError(f"the target {self.name} needs TVM: {_INSTALL}, {_OTHERS}")
         for package, wanted in VERSIONS.items():
@@ -55,6 +56,9 @@ class TvmCpuBackend(Backend):
                 raise TargetError(
                     f"the target {self.name} needs {package} {wanted}, and {found} is installed: {_INSTALL}, {_OTHERS}"
                 )
+
+    def check(self) -> None:
+        self.check_opened()
         import tvm
 
         if tvm.get_global_func("target.build.llvm", allow_missing=True) is None:
@@ -79,13 +83,13 @@ class TvmCpuBackend(Backend):
     def build(self, graph: Graph, folder: Path, options: Options) -> dict[str, Placement]:
         from .compiling import export
 
+        self.check()
         plan, mcpu = self.plan(graph, options)
         library = LIBRARY.format(hashlib.sha256(repr((mcpu, sorted(plan.kernels))).encode()).hexdigest()[:12])
         export(plan.kernels, mcpu, folder / library)
-        places = write_packed(plan, folder / PACKED)
         text = {
-            "mcpu": mcpu, "library": library, "kernels": sorted(plan.kernels), "callbacks": plan.callbacks,
-            "packed": places,
+            "mcpu": mcpu, "features": features_used(mcpu), "vector": machine_of(mcpu)[1].vector, "library": library,
+            "kernels": sorted(plan.kernels), "callbacks": plan.callbacks, "packed": write_packed(plan, folder / PACKED),
         }  # fmt: skip
         (folder / PLAN).write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
         return {}
@@ -102,28 +106,34 @@ class TvmCpuBackend(Backend):
                     f"tvm-cpu: kernels for {mcpu} use {', '.join(found)}, which this processor ({host()}) lacks; they "
                     "can be saved, and run where it is there"
                 )
-            return TvmExecutable(graph, plan, functions(plan.kernels, mcpu))
+            return TvmExecutable(graph, plan, functions(plan.kernels, mcpu), threads=options.threads)
         held = _read(folder / PLAN)
-        if found := lacking(held["mcpu"]):
+        if found := lacking(held["mcpu"], held["features"]):
             raise ArtifactError(
                 f"{folder}: it was compiled for the processor {held['mcpu']} and uses {', '.join(found)}, which this "
                 f"one ({host()}) lacks; compile the model again, here or for a processor that both contain"
             )
-        plan, _ = self.plan(graph, options, held["mcpu"])
+        machine = machine_of(held["mcpu"])[1] if held["vector"] is None else Machine(held["vector"])
+        plan = Planner(graph, machine, RULES).run()
         if sorted(plan.kernels) != held["kernels"]:
             raise ArtifactError(
                 f"{folder / held['library']}: it was compiled by another version of attnc; compile the model again"
             )
         loaded = load_library(folder / held["library"], plan.kernels)
-        return TvmExecutable(graph, plan, loaded, map_packed(plan, folder / PACKED, held["packed"]))
+        return TvmExecutable(graph, plan, loaded, map_packed(plan, folder / PACKED, held["packed"]), options.threads)
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
         places = {str(name): int(at) for name, at in held.get("packed", {}).items()}
-        library = Path(str(held.get("library", "kernels.so"))).name
-        return {"mcpu": str(held["mcpu"]), "library": library, "kernels": list(held["kernels"]), "packed": places}
+        return {
+            "mcpu": str(held["mcpu"]), "kernels": list(held["kernels"]), "packed": places,
+            "library": Path(str(held.get("library", "kernels.so"))).name,
+            # Older artifacts do not say these.
+            "features": [str(f) for f in held["features"]] if "features" in held else None,
+            "vector": int(held["vector"]) if "vector" in held else None,
+        }  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(f"{path}: cannot be read: {error}") from error
 
@@ -131,9 +141,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _start_threads(threads: int | None) -> None:
     """Sizes TVM's pool, which is the process's. Left alone, TVM counts half of the processors (it takes them for
     hyper-threads) and ties the calling thread to one of them, and with it every thread that others start later."""
-    import tvm
-
     count = threads or os.cpu_count() or 1
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_NUM_THREADS", str(os.cpu_count() or 1))
-    tvm.get_global_func("runtime.config_threadpool")(1, count)
+    runtime_function("runtime.config_threadpool")(1, count)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ir import ArtifactError, TargetError
+from .runtime import load_module
 from .spec import Kernel
 
 __all__ = ["FUNCTIONS", "compile_kernels", "export", "functions", "load_library", "target_of"]
@@ -90,10 +91,8 @@ def export(kernels: Mapping[str, Kernel], mcpu: str, path: Path) -> None:
 
 def load_library(path: Path, kernels: Mapping[str, Kernel]) -> dict[str, Callable[..., Any]]:
     """The functions of a shared library. Raises ArtifactError when it lacks one or cannot be loaded."""
-    import tvm
-
     try:
-        module = tvm.runtime.load_module(str(path))
+        module = load_module(path)
         return {name: module[name] for name in kernels}
     except Exception as error:
         raise ArtifactError(f"{path}: the library does not hold this program's kernels: {error}") from error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -35,8 +37,9 @@ class TvmExecutable(Executable):
         plan: Plan,
         functions: Mapping[str, Callable[..., Any]],
         packed: Mapping[str, Array] | None = None,
+        threads: int | None = None,
     ) -> None:
-        """``packed`` are the constants in panels that are there already; the others are made."""
+        """``packed`` are the constants in panels that are there already; so many ``threads`` make the others."""
         self._graph = graph
         self.plan = plan
         self._growing = Growing()
@@ -53,7 +56,7 @@ class TvmExecutable(Executable):
             if slot == len(self._tenants):
                 self._tenants.append((dtype.numpy.itemsize, size))
             self._dim(size)
-        self._keep_constants(packed or {})
+        self._keep_constants(packed or {}, threads or os.cpu_count() or 1)
         self._steps = [self._prepared(step, functions) for step in plan.steps]
         for view in (*plan.outputs.values(), *plan.written.values()):
             for d in view.shape:
@@ -73,14 +76,19 @@ class TvmExecutable(Executable):
     def _storage(self, storage: Storage) -> int:
         return self._storages.setdefault(storage, len(self._storages))
 
-    def _keep_constants(self, there: Mapping[str, Array]) -> None:
+    def _keep_constants(self, there: Mapping[str, Array], threads: int) -> None:
         arrays: dict[str, Array] = {}
         for digest, value in self.plan.constants.items():
             assert value.constant is not None
             arrays[digest] = value.constant.array
-        for name, packed in self.plan.packed.items():
-            made = there[name] if name in there else pack(packed, arrays[packed.source.storage.name])
-            self._fix(Storage("packed", name), made)
+
+        def panels(name: str) -> Array:
+            packed = self.plan.packed[name]
+            return there[name] if name in there else pack(packed, arrays[packed.source.storage.name])
+
+        with ThreadPoolExecutor(threads) as pool:  # NumPy copies without holding Python up
+            for name, array in zip(self.plan.packed, pool.map(panels, self.plan.packed), strict=True):
+                self._fix(Storage("packed", name), array)
         read = {s for step in self.plan.steps for s in _storages_of(step)}
         for digest, array in arrays.items():
             storage = Storage("constant", digest)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from functools import lru_cache
 
 from ...ir import TargetError, UsageError
 from .plan import Machine
+from .runtime import processor_flags
 
-__all__ = ["host", "lacking", "machine_of"]
-
+__all__ = ["features_used", "host", "lacking", "machine_of"]
 
 _USED = ("adx", "avx", "bmi", "f16c", "fma", "gfni", "lzcnt", "movbe", "neon", "popcnt", "sse", "ssse", "sve")
 """How the names of features begin that compiled kernels may use; the others are of systems, or hints."""
+
+_FLAGS = {"lzcnt": "abm", "bmi": "bmi1", "sse3": "pni"}
+"""What Linux calls a feature that LLVM calls otherwise, but for dots and underscores."""
 
 
 @lru_cache(maxsize=8)
@@ -36,13 +40,27 @@ def host() -> str:
     return str(tvm.get_global_func("target.llvm_get_system_cpu")())
 
 
-def lacking(name: str) -> list[str]:
-    """What kernels for a processor may use and the processor at hand does not have, in alphabetical order."""
+def features_used(name: str) -> list[str]:
+    """What kernels for a processor may use, as LLVM names it, in alphabetical order."""
+    return sorted(f for f in _features(name) if f.startswith(_USED))
+
+
+def lacking(name: str, used: Sequence[str] | None = None) -> list[str]:
+    """What kernels for a processor may use and the processor at hand does not have, in alphabetical order. ``used`` are
+    the processor's features where they are known: only where the system does not say that they are there is LLVM
+    asked, which takes half a second to load."""
+    flags = {_plain(flag) for flag in processor_flags() or ()}
+    if used is not None and all(_plain(_FLAGS.get(f, f)) in flags for f in used):
+        return []
     import tvm
 
     here = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
     absent = {str(feature) for feature, there in here.items() if not there}
-    return sorted(f for f in _features(name) & absent if f.startswith(_USED))
+    return [f for f in features_used(name) if f in absent]
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").replace(".", "")
 
 
 def _features(name: str) -> set[str]:

@@ -12,7 +12,7 @@ from attnc.backends.base import Options
 from attnc.backends.onnx import MODEL_FILE
 from attnc.backends.onnx.writer import BUFFERS_KEY
 from attnc.backends.ort import OrtCudaBackend
-from attnc.backends.ort.session import OrtExecutable
+from attnc.backends.ort.session import start
 from attnc.ir import DType, evaluate, verify
 from attnc.passes.canonicalise import canonicalise
 from attnc.passes.lower import lower
@@ -40,9 +40,8 @@ def test_a_cached_program_is_built(case: str, tmp_path: Path) -> None:
     assert BUFFERS_KEY not in {entry.key for entry in model.metadata_props}
     names = [i.name for i in model.graph.input]
     assert {"past_key_values.0.key", "past_key_values.1.value"} <= set(names)
-    executable = OrtExecutable(
-        low, tmp_path, backend._dialect(options), ["CPUExecutionProvider"], options, backend.name
-    )
+    on_a_cpu = start(tmp_path, backend._dialect(options), ["CPUExecutionProvider"], options, backend.name)
+    executable = on_a_cpu(low)
     ids = ids_of(2)
     seen = np.ones((2, 12), np.int64) if config.padded else None
     if seen is not None:

@@ -62,6 +62,22 @@ def read_besides(graph: Graph, b: Builder, x: Value, y: Value) -> Sequence[Value
     return [*columns(total, b, [2, 6]), b.mul(total, 2.0)]
 
 
+def tied_head(graph: Graph, b: Builder, x: Value, y: Value) -> Sequence[Value]:
+    table = weight(b, 11, 8)
+    rows = b("gather", table, b.constant(np.array([[3, 10, 0]], np.int64), "ids"))
+    turned = b("transpose", table, order=(1, 0))
+    return [b("matmul", b.add(x, rows), turned), b("matmul", y, turned)]
+
+
+def turned_batch(graph: Graph, b: Builder, x: Value, y: Value) -> Sequence[Value]:
+    return [b("matmul", x, b("transpose", weight(b, 1, 5, 8), order=(0, 2, 1)))]
+
+
+def turned_and_given(graph: Graph, b: Builder, x: Value, y: Value) -> Sequence[Value]:
+    turned = b("transpose", weight(b, 8, 8), order=(1, 0))
+    return [b("matmul", x, turned), turned]
+
+
 CASES: dict[Build, tuple[str, int]] = {
     rms: ("SkipSimplifiedLayerNormalization", 1),
     layer: ("SkipLayerNormalization", 1),
@@ -69,6 +85,9 @@ CASES: dict[Build, tuple[str, int]] = {
     split: ("Split", 1),
     broadcast_sum: ("SkipSimplifiedLayerNormalization", 0),
     two_axes: ("SkipLayerNormalization", 0),
+    tied_head: ("FusedMatMul", 2),
+    turned_batch: ("FusedMatMul", 0),
+    turned_and_given: ("FusedMatMul", 1),
     with_a_gap: ("Split", 0),
     read_besides: ("Split", 0),
 }

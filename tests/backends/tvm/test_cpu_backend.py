@@ -15,9 +15,10 @@ import pytest
 
 import attnc
 from attnc.backends.base import Options
-from attnc.backends.tvm import TvmCpuBackend, backend, compiling, executor
+from attnc.backends.tvm import TvmCpuBackend, backend, compiling, executor, machine
 from attnc.backends.tvm.executor import TvmExecutable
 from attnc.backends.tvm.plan import Call
+from attnc.backends.tvm.runtime import processor_flags
 from attnc.ir import (
     ArtifactError,
     Builder,
@@ -115,6 +116,50 @@ class TestWithTvm:
             sessions.append(attnc.open(tmp_path / "out").session())
             np.testing.assert_allclose(sessions[-1].run({"x": x})["y"], fn(x.astype(np.float64)), rtol=1e-5)
         np.testing.assert_allclose(sessions[0].run({"x": x})["y"], np.tanh(x.astype(np.float64)), rtol=1e-5)
+
+    def test_an_artifact_runs_in_the_runtime_alone(self, tmp_path: Path) -> None:
+        """In a process of its own, where TVM has not been imported; afterwards it still can be."""
+        attnc.compile(small(), "tvm-cpu", threads=1).save(tmp_path / "out")
+        x = np.random.default_rng(0).normal(size=(9, 32)).astype(np.float32)
+        np.save(tmp_path / "x.npy", x)
+        code = (
+            "import sys, numpy as np, attnc\n"
+            "got = attnc.open('out').session().run({'x': np.load('x.npy')})['y']\n"
+            "np.save('y.npy', got)\n"
+            "print('tvm' in sys.modules)\n"
+            "again = attnc.compile(attnc.open('out').source, 'tvm-cpu').session().run({'x': np.load('x.npy')})['y']\n"
+            "print('tvm' in sys.modules, np.array_equal(got, again))\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.split("\n")[1] == "True True"
+        want = np.tanh(x.astype(np.float64) @ WEIGHT)
+        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), want, rtol=1e-5, atol=1e-6)
+        said = Path("/proc/cpuinfo")  # where the processor does not say what it has, LLVM is asked
+        if said.exists() and "flags" in said.read_text(encoding="utf-8"):
+            assert done.stdout.split("\n")[0] == "False"
+
+    def test_llvm_is_asked_where_the_system_does_not_say(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Linux and LLVM do not call every feature the same."""
+        name = machine.host()
+        used = machine.features_used(name)
+        asked: list[str] = []
+
+        def ask(mcpu: str) -> list[str]:
+            asked.append(mcpu)
+            return ["avx9"]
+
+        monkeypatch.setattr(machine, "features_used", ask)
+        if processor_flags():
+            assert machine.lacking(name, used) == []
+            assert not asked
+        for flags in (None, frozenset[str](), frozenset({"avx2", "pni"})):
+            monkeypatch.setattr(machine, "processor_flags", lambda flags=flags: flags)
+            assert machine.lacking(name, ["avx512f", "sse3"]) == []  # LLVM knows no avx9: it is not absent
+            assert machine.lacking(name, None) == []  # an older artifact
+        assert asked == [name] * 6
+        monkeypatch.setattr(machine, "processor_flags", lambda: frozenset({"pni", "sse4_1", "avx512_vnni", "abm"}))
+        assert machine.lacking(name, ["sse3", "sse4.1", "avx512vnni", "lzcnt"]) == []
+        assert asked == [name] * 6
 
     def test_a_library_of_another_program(self, tmp_path: Path) -> None:
         TvmCpuBackend().build(small(), tmp_path, Options())
