@@ -44,6 +44,10 @@ class Executable(ABC):
         has the newest view of the buffer appends to it.
         """
 
+    def bandwidth(self) -> float | None:
+        """Bytes a second that reading the memory of the device reaches; None where that is the processor's."""
+        return None
+
     def close(self) -> None:  # noqa: B027 - most programs hold nothing
         """Frees what the program holds."""
 
@@ -73,6 +77,10 @@ class Backend(ABC):
     def build(self, graph: Graph, folder: Path, options: Options) -> dict[str, Placement]:
         """Writes the program's own files into ``folder`` (which exists). Gives, by digest, where it put constants as
         raw bytes; the driver stores those that are not placed. Raises UnsupportedError that names the node."""
+
+    def remarks(self, folder: Path) -> list[str]:
+        """What the user should know of what ``build`` wrote into ``folder``."""
+        return []
 
     @abstractmethod
     def load(self, graph: Graph, folder: Path | None, options: Options) -> Executable:

@@ -22,7 +22,7 @@ from .causality import describe_causality
 from .cli_common import common, emit
 from .cli_generate import token_ids
 from .cli_words import embed_command, generate_command
-from .compile import compile_graph
+from .compile import compile_graph, options_of
 from .group import EXIT_CODES, TERMINATED, AttncGroup
 from .inspect import describe, describe_artifact
 from .join import joined
@@ -85,6 +85,7 @@ _opset = click.option("--opset", type=click.IntRange(min=1), help="The ONNX opse
 @click.option("--tokenizer", metavar="FILE", help="The model's tokenizer.json, where it does not lie with it.")
 @_opset
 @click.option("--threads", type=click.IntRange(min=1), help="How many threads a run may use.")
+@click.option("--arch", "arches", metavar="LIST", help="With --target cuda: the architectures, sm_80,sm_90.")
 @click.option("--verify", is_flag=True, help="Compare with the model in float64; fail when they differ.")
 @common
 def compile_command(
@@ -104,6 +105,7 @@ def compile_command(
     tokenizer: str | None,
     opset: int | None,
     threads: int | None,
+    arches: str | None,
     verify: bool,
     as_json: bool,
 ) -> None:
@@ -115,13 +117,14 @@ def compile_command(
     beside = Path(model).with_name("tokenizer.json")
     if source is not model and tokenizer is None and beside.is_file():
         tokenizer = str(beside)
-    options = Options(opset, threads, {} if dtype is None else {"dtype": dtype})
+    options = options_of(target, opset, threads, dtype, None if arches is None else arches.split(","))
     program = compile_graph(source, target, cache, options, verify, progress, caching, dequantise, tokenizer)
     with progress(f"writing {output}"):
         program.save(output)
+    remarks = program.backend.remarks(output)
     emit(
-        {"artifact": str(output), "target": target, "report": program.report.to_dict()},
-        f"{program.report.text()}written to {output} for {target}",
+        {"artifact": str(output), "target": target, "report": program.report.to_dict(), "remarks": remarks},
+        "\n".join([f"{program.report.text()}written to {output} for {target}", *remarks]),
         as_json,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from .report import Report, attentions_of
 from .targets import find_backend
 from .weights import large_tensors
 
-__all__ = ["compile", "compile_graph"]
+__all__ = ["compile", "compile_graph", "options_of"]
 
 
 def compile(
@@ -37,6 +38,7 @@ def compile(
     dequantise: bool = False,
     tokenizer: str | os.PathLike[str] | None = None,
     dtype: str | None = None,
+    arches: Sequence[str] | None = None,
 ) -> Program:
     """Compiles a graph, or whatever ``load`` takes, for a target. The graph given is not changed.
 
@@ -46,16 +48,39 @@ def compile(
     model: then no rounding ties its tokens together. ``tokenizer`` is the tokenizer.json of the model, where it does
     not lie with it. ``dtype`` stores the weights in float16, bfloat16, int8 or int4
     (``passes/quantise_weights.py``); ``verify`` then shows what that costs.
+    ``arches`` are the GPU architectures that the target cuda compiles for, ``("sm_80", "sm_90")`` unless given.
     ``opset`` is the ONNX opset of targets that write ONNX, ``threads`` how many a run may use; None leaves the choice
     to the backend. With ``verify`` the program is compared with the model in float64, and VerifyError raised when
     they differ. Raises UsageError for options that do not exist, TargetError when the backend cannot work here, and
     ModelError for a model that is wrong or has what the target lacks.
     """
     caching = CacheOptions(all_logits, rings, time, tokens, max_length)
-    options = Options(opset, threads, {} if dtype is None else {"dtype": dtype})
     return compile_graph(
-        source, target, cache, options, verify, caching=caching, dequantise=dequantise, tokenizer=tokenizer
+        source,
+        target,
+        cache,
+        options_of(target, opset, threads, dtype, arches),
+        verify,
+        caching=caching,
+        dequantise=dequantise,
+        tokenizer=tokenizer,
     )
+
+
+def options_of(
+    target: str,
+    opset: int | None = None,
+    threads: int | None = None,
+    dtype: str | None = None,
+    arches: Sequence[str] | None = None,
+) -> Options:
+    """The options of a backend. Raises UsageError for architectures where the target has none."""
+    extra: dict[str, object] = {} if dtype is None else {"dtype": dtype}
+    if arches is not None:
+        if target != "cuda":
+            raise UsageError(f"arches are an option of the target cuda, not of {target}")
+        extra["arches"] = list(arches)
+    return Options(opset, threads, extra)
 
 
 def compile_graph(

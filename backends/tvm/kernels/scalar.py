@@ -11,9 +11,12 @@ from tvm import tirx
 
 from .emit import differs, kind_of, same
 
-__all__ = ["HALF", "OPERATORS", "apply", "convert", "exp", "exp_nonpositive", "rounded", "wide"]
+__all__ = ["HALF", "OPERATORS", "Rule", "apply", "convert", "exp", "exp_nonpositive", "is_nan", "rounded", "wide"]
 
 HALF = ("float16", "bfloat16")
+
+Rule = Callable[[Sequence[Any], str], Any]
+"""What an operator computes of its operands, and in which dtype."""
 
 
 def wide(dtype: str) -> str:
@@ -27,6 +30,16 @@ def _c(value: float, dtype: str) -> Any:
 
 def _is_float(dtype: str) -> bool:
     return "float" in dtype
+
+
+def is_nan(x: Any) -> Any:
+    """Whether a float32 or float64 is NaN, by its bits: TVM takes x = x for true where it compares one by one."""
+    integer, mask, infinity = {
+        "float32": ("int32", 0x7FFFFFFF, 0x7F800000),
+        "float64": ("int64", 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000),
+    }[kind_of(x)]
+    bits = tirx.bitwise_and(tirx.reinterpret(integer, x), tirx.const(mask, integer))
+    return bits > tirx.const(infinity, integer)
 
 
 def _horner(x: Any, coefficients: Sequence[float]) -> Any:
@@ -144,27 +157,27 @@ def _softplus(x: Any, dtype: str) -> Any:
     return _max(x, zero) + tirx.log1p(exp(-tirx.abs(x), dtype))
 
 
-def _gelu(x: Any, dtype: str, attrs: Mapping[str, Any]) -> Any:
+def _gelu(x: Any, dtype: str, attrs: Mapping[str, Any], operators: Mapping[str, Rule]) -> Any:
     half, one = _c(0.5, dtype), _c(1.0, dtype)
     if attrs["approximate"] == "tanh":
         inner = _c(attrs["scale"], dtype) * (x + _c(attrs["cubic"], dtype) * x * x * x)
-        return half * x * (one + _tanh(inner, dtype))
-    return half * x * (one + _erf(x * _c(attrs["scale"], dtype), dtype))
+        return half * x * (one + operators["tanh"]([inner], dtype))
+    return half * x * (one + operators["erf"]([x * _c(attrs["scale"], dtype)], dtype))
 
 
 def _max(x: Any, y: Any) -> Any:
     """The larger; NaN where one of them is NaN, as NumPy has it."""
-    return tirx.Select(tirx.any(x > y, differs(x, x)), x, y) if _is_float(kind_of(x)) else tirx.max(x, y)
+    return tirx.Select(tirx.any(x > y, is_nan(x)), x, y) if _is_float(kind_of(x)) else tirx.max(x, y)
 
 
 def _min(x: Any, y: Any) -> Any:
-    return tirx.Select(tirx.any(x < y, differs(x, x)), x, y) if _is_float(kind_of(x)) else tirx.min(x, y)
+    return tirx.Select(tirx.any(x < y, is_nan(x)), x, y) if _is_float(kind_of(x)) else tirx.min(x, y)
 
 
 def _sign(x: Any, dtype: str) -> Any:
     zero, one, minus = (tirx.const(n, dtype) for n in (0, 1, -1))
     found = tirx.Select(x > zero, one, tirx.Select(x < zero, minus, zero))
-    return tirx.Select(same(x, x), found, x) if _is_float(dtype) else found
+    return tirx.Select(is_nan(x), x, found) if _is_float(dtype) else found
 
 
 def _div(x: Any, y: Any, dtype: str) -> Any:
@@ -197,9 +210,6 @@ def _pow(x: Any, y: Any, dtype: str) -> Any:
     if not _is_float(dtype):
         return tirx.Cast(dtype, tirx.pow(tirx.Cast("float64", x), tirx.Cast("float64", y)))
     return tirx.pow(x, tirx.Cast(dtype, y))
-
-
-Rule = Callable[[Sequence[Any], str], Any]
 
 
 def _unary(fn: Callable[[Any], Any]) -> Rule:
@@ -243,7 +253,7 @@ OPERATORS: dict[str, Rule] = {
     "round": _unary(tirx.nearbyint),
     "not": _unary(tirx.Not),
     "bit_not": _typed(lambda x, dtype: tirx.Not(x) if dtype == "bool" else tirx.bitwise_not(x)),
-    "is_nan": _unary(lambda x: differs(x, x)),
+    "is_nan": _unary(is_nan),
     "is_inf": _unary(lambda x: same(tirx.abs(x), tirx.infinity(kind_of(x)))),
     "add": _binary(lambda x, y: x + y),
     "sub": _binary(lambda x, y: x - y),
@@ -285,15 +295,22 @@ def rounded(x: Any, dtype: str) -> Any:
     return tirx.Cast("float32", tirx.Cast(dtype, x)) if dtype in HALF else x
 
 
-def apply(op: str, args: Sequence[Any], dtypes: Sequence[str], dtype: str, attrs: dict[str, Any]) -> Any:
+def apply(
+    op: str,
+    args: Sequence[Any],
+    dtypes: Sequence[str],
+    dtype: str,
+    attrs: dict[str, Any],
+    operators: Mapping[str, Rule] = OPERATORS,
+) -> Any:
     """The value of an operator, computed and given in ``wide(dtype)``."""
     computed = wide(dtype)
     if op == "cast":
         return rounded(convert(args[0], dtypes[0], dtype), dtype)
     if op == "gelu":
-        return rounded(_gelu(args[0], computed, attrs), dtype)
+        return rounded(_gelu(args[0], computed, attrs, operators), dtype)
     if op == "silu":
         x = args[0] if attrs["alpha"] == 1 else args[0] * _c(attrs["alpha"], computed)
-        return rounded(args[0] * _sigmoid(x, computed), dtype)
+        return rounded(args[0] * operators["sigmoid"]([x], computed), dtype)
     of_operands = computed if dtype != "bool" else wide(dtypes[-1])
-    return rounded(OPERATORS[op](args, of_operands), dtype)
+    return rounded(operators[op](args, of_operands), dtype)
