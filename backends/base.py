@@ -44,6 +44,10 @@ class Executable(ABC):
         has the newest view of the buffer appends to it.
         """
 
+    def bandwidth(self) -> float | None:
+        """Bytes a second that reading the memory of the device reaches; None where that is the processor's."""
+        return None
+
     def close(self) -> None:  # noqa: B027 - most programs hold nothing
         """Frees what the program holds."""
 
@@ -85,6 +89,10 @@ class Backend(ABC):
         """Begins to load what ``build`` wrote, while the graph is being read; what is given takes the graph, waits, and
         gives and raises what ``load`` does. By default nothing begins before that."""
         return lambda graph: self.load(graph, folder, options)
+
+    def remarks(self, folder: Path) -> list[str]:
+        """What the user should know of what ``build`` wrote into ``folder``."""
+        return []
 
     @abstractmethod
     def load(self, graph: Graph, folder: Path | None, options: Options) -> Executable:

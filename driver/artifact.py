@@ -109,7 +109,9 @@ def _foreign(path: Path) -> str | None:
 
 
 def _files(folder: Path) -> set[str]:
-    return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
+    """The files of a folder, but for what Python compiles of those that it imports from there."""
+    found = (p.relative_to(folder) for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
+    return {p.as_posix() for p in found if "__pycache__" not in p.parts}
 
 
 def write(

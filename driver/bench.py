@@ -3,7 +3,8 @@ memory bandwidth decoding reaches.
 
 Decoding one row reads every weight and every cached key and value once a token, so its speed is bounded by
 bandwidth / bytes. The bandwidth is measured by reading: NumPy's bitwise or over an array of 256 MB, in as many threads
-as the program has, the best of several times. A program whose weights fit into a processor's cache may exceed it.
+as the program has, the best of several times; on a GPU by copying there, both what is read and what is written
+counted. A program whose weights fit into a processor's cache may exceed it.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ def bench(
         prompt, others = _prompt(program.source, session, prompt_length, seed)
         turns = [_turn(session, prompt, others, new_tokens) for _ in range(1 + _TURNS)]
         states = sum(array.nbytes for array in session.states.values())
+        bandwidth = session.bandwidth()
     used = program.options.threads or os.cpu_count() or 1
     peak = _peak_memory()
     return Bench(
@@ -119,7 +121,7 @@ def bench(
         peak_memory=peak,
         weights=weight_bytes(program.graph),
         states=states,
-        bandwidth=memory_bandwidth(used),
+        bandwidth=bandwidth if bandwidth is not None else memory_bandwidth(used),
     )
 
 

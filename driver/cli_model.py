@@ -56,6 +56,7 @@ _opset = click.option("--opset", type=click.IntRange(min=1), help="The ONNX opse
 @click.option("--tokenizer", metavar="FILE", help="The model's tokenizer.json, where it does not lie with it.")
 @_opset
 @click.option("--threads", type=click.IntRange(min=1), help="How many threads a run may use.")
+@click.option("--arch", "arches", metavar="LIST", help="For cuda: the architectures; by default sm_80,sm_90.")
 @click.option("--mcpu", metavar="NAME", help="For tvm-cpu: the processor, as LLVM names it (x86-64-v3); or this one.")
 @click.option("--verify", is_flag=True, help="Compare with the model in float64; fail when they differ.")
 @common
@@ -76,6 +77,7 @@ def compile_command(
     tokenizer: str | None,
     opset: int | None,
     threads: int | None,
+    arches: str | None,
     mcpu: str | None,
     verify: bool,
     as_json: bool,
@@ -88,13 +90,16 @@ def compile_command(
     beside = Path(model).with_name("tokenizer.json")
     if source is not model and tokenizer is None and beside.is_file():
         tokenizer = str(beside)
-    options = Options(opset, threads, extras(dtype=dtype, mcpu=mcpu))
+    options = Options(
+        opset, threads, extras(dtype=dtype, mcpu=mcpu, arches=None if arches is None else arches.split(","))
+    )
     program = compile_graph(source, target, cache, options, verify, progress, caching, dequantise, tokenizer)
     with progress(f"writing {output}"):
         program.save(output)
+    remarks = program.backend.remarks(output)
     emit(
-        {"artifact": str(output), "target": target, "report": program.report.to_dict()},
-        f"{program.report.text()}written to {output} for {target}",
+        {"artifact": str(output), "target": target, "report": program.report.to_dict(), "remarks": remarks},
+        "\n".join([f"{program.report.text()}written to {output} for {target}", *remarks]),
         as_json,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def compile(
     tokenizer: str | os.PathLike[str] | None = None,
     dtype: str | None = None,
     mcpu: str | None = None,
+    arches: Sequence[str] | None = None,
 ) -> Program:
     """Compiles a graph, or whatever ``load`` takes, for a target. The graph given is not changed.
 
@@ -48,15 +50,23 @@ def compile(
     not lie with it. ``dtype`` stores the weights in float16, bfloat16, int8 or int4
     (``passes/quantise_weights.py``); ``verify`` then shows what that costs.
     ``mcpu`` names the processor that tvm-cpu compiles for as LLVM does, such as x86-64-v3; by default the one at hand.
+    ``arches`` are the GPU architectures that the target cuda compiles for, ``("sm_80", "sm_90")`` unless given.
     ``opset`` is the ONNX opset of targets that write ONNX, ``threads`` how many a run may use; None leaves the choice
     to the backend. With ``verify`` the program is compared with the model in float64, and VerifyError raised when
     they differ. Raises UsageError for options that do not exist, TargetError when the backend cannot work here, and
     ModelError for a model that is wrong or has what the target lacks.
     """
     caching = CacheOptions(all_logits, rings, time, tokens, max_length)
-    options = Options(opset, threads, extras(dtype=dtype, mcpu=mcpu))
+    options = Options(opset, threads, extras(dtype=dtype, mcpu=mcpu, arches=None if arches is None else list(arches)))
     return compile_graph(
-        source, target, cache, options, verify, caching=caching, dequantise=dequantise, tokenizer=tokenizer
+        source,
+        target,
+        cache,
+        options,
+        verify,
+        caching=caching,
+        dequantise=dequantise,
+        tokenizer=tokenizer,
     )
 
 
@@ -136,7 +146,7 @@ def compile_graph(
     return program
 
 
-def extras(**given: str | None) -> dict[str, str]:
+def extras(**given: object) -> dict[str, object]:
     """The options that were given, of those that not every backend has."""
     return {name: value for name, value in given.items() if value is not None}
 

@@ -81,6 +81,10 @@ class Session:
             self._feeds = TimeFeeds(self.graph, self.plan if self.plan is not None else whole_plan(self.graph))
         return self._feeds
 
+    def bandwidth(self) -> float | None:
+        """Bytes a second that reading the memory of the program's device reaches; None for the processor's."""
+        return self._main.executable.bandwidth()
+
     # -- running ---------------------------------------------------------------------------------------------
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Array]:

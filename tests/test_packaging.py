@@ -81,6 +81,7 @@ def test_wheel_holds_the_rooms_and_nothing_else(wheel: Path) -> None:
         sources |= {f"attnc/{(folder / file.name).as_posix()}" for file in (ROOT / folder).glob("*.py")}
     assert {name for name in names if name.endswith(".py")} == sources
     assert "attnc/py.typed" in names
+    assert "attnc/backends/tvm/cuda/runtime.cu" in names
     assert not [name for name in names if name.startswith(("attnc/tests", "attnc/examples", "tests", "examples"))]
 
 

@@ -111,6 +111,10 @@ Waits = frozenset({"softmax", "layer_norm", "rms_norm", "state_append", "state_w
 class Planner:
     """Plans one graph. The operators' rules are in ``rules``."""
 
+    target = "tvm-cpu"
+    others = "numpy or ort-cpu"
+    """What to compile for instead of what the target lacks."""
+
     def __init__(self, graph: Graph, machine: Machine, rules: Mapping[str, Any]) -> None:
         self.graph = graph
         self.machine = machine
@@ -133,8 +137,8 @@ class Planner:
                 fresh = {name for d in value.shape for name in symbols(d)} - known
                 if fresh:
                     raise UnsupportedError(
-                        f"tvm-cpu: the size {', '.join(sorted(fresh))} of {value} is known only when {node!r} has run; "
-                        "compile for numpy or ort-cpu instead"
+                        f"{self.target}: the size {', '.join(sorted(fresh))} of {value} is known only when {node!r} "
+                        f"has run; compile for {self.others} instead"
                     )
 
     def run(self) -> Plan:
@@ -274,21 +278,22 @@ class Planner:
             return replace(view, shape=(*shape, *view.shape[head:]), strides=(*strides, *view.strides[head:]))
 
         lead_shape = tuple(product([(*lead, m)[x] for x in g]) for g in groups)
-        b = SpecBuilder()
-        target = b.read(part(out, 1))
         outer = groups[:-1]
         packed = replace(
             right,
             shape=(*lead_shape[:-1], *right.shape[-3:]),
             strides=(*(right.strides[g[-1]] for g in outer), *right.strides[-3:]),
         )
-        trees = [
-            b.read(part(a, 1)),
-            b.read(packed),
-            b.tree(map_views(piece, lambda v: part(v.expanded(found.shape), 1), (*lead_shape, n))),
-        ]
-        options = [("lanes", self.machine.lanes(found.dtype))]
-        self.emit(b, "matmul", [target], trees, options, node)
+        tail = map_views(piece, lambda v: part(v.expanded(found.shape), 1), (*lead_shape, n))
+        self.multiply(part(out, 1), part(a, 1), packed, tail, node)
+
+    def multiply(self, out: View, a: View, right: View, tail: Piece, node: str) -> None:
+        """Writes ``tail``, which holds the product of a [outer…, m, k] and right [outer…, panels, k, w], into out
+        [outer…, m, n]."""
+        b = SpecBuilder()
+        target = b.read(out)
+        trees = [b.read(a), b.read(right), b.tree(tail)]
+        self.emit(b, "matmul", [target], trees, [("lanes", self.machine.lanes(a.dtype))], node)
 
     def callback(self, node: Node) -> list[Piece]:
         """The node as NumPy computes it."""

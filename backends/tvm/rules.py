@@ -32,7 +32,7 @@ from .plan import Packed, Planner
 from .selecting import SELECTING
 from .views import Storage, View, contiguous
 
-__all__ = ["RULES", "pack"]
+__all__ = ["RULES", "Right", "Rule", "pack", "product_rule"]
 
 Rule = Callable[[Planner, Node], Piece | list[Piece] | None]
 
@@ -255,10 +255,20 @@ def _cumulative(p: Planner, node: Node) -> Piece:
     return out
 
 
-def _matmul(p: Planner, node: Node) -> Piece | None:
+Right = Callable[[Planner, View, str], View]
+"""Makes of the right side [lead…, k, n] of a product what its kernel reads, [lead…, panels, k, w]; the text names the
+node."""
+
+
+def product_rule(right: Right, least: int = 16) -> Rule:
+    """The rule of matrix products of dtypes of ``least`` bits or more."""
+    return lambda p, node: _matmul(p, node, right, least)
+
+
+def _matmul(p: Planner, node: Node, side: Right, least: int) -> Piece | None:
     left, right = node.operands
     dtype = node.output.dtype
-    if dtype is DType.BOOL or dtype.bits < 16:
+    if dtype is DType.BOOL or dtype.bits < least:
         return None
     a, b = p.view(left), p.view(right)
     shape = node.output.shape
@@ -269,16 +279,15 @@ def _matmul(p: Planner, node: Node) -> Piece | None:
         lead = shape[: len(shape) - rows - columns]
         full = (*lead, a.shape[-2], b.shape[-1])
         made = p.buffer(dtype, full)
-        p.materialise(_product(p, a, b, full, dtype, node.output.name), full, dtype, made, node.output.name)
+        p.materialise(_product(p, a, side(p, b, node.output.name), full, dtype), full, dtype, made, node.output.name)
         found = made.reshaped(shape)
         assert found is not None
         return found
-    return _product(p, a, b, shape, dtype, node.output.name)
+    return _product(p, a, side(p, b, node.output.name), shape, dtype)
 
 
-def _product(p: Planner, a: View, b: View, shape: tuple[Dim, ...], dtype: DType, node: str) -> Product:
+def _product(p: Planner, a: View, packed: View, shape: tuple[Dim, ...], dtype: DType) -> Product:
     lead = shape[:-2]
-    packed = pack(p, b, node)
     strides = packed.expanded((*lead, *packed.shape[-3:])).strides
     right = View(packed.storage, packed.dtype, (*lead, *packed.shape[-3:]), strides, packed.offset)
     return Product(dtype, shape, a.expanded((*lead, *a.shape[-2:])), right)
@@ -353,7 +362,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "cumsum": _cumulative,
     "cumprod": _cumulative,
-    "matmul": _matmul,
+    "matmul": product_rule(pack),
     "grouped_matmul": plan_grouped,
     "attention": plan_attention,
     "state_read": _state_read,

@@ -18,6 +18,7 @@ from tvm.tirx.script.builder import ir as T
 
 from ....ir.ops.attention import DOT
 from . import ptx
+from .arguments import Arguments, Tensors
 from .emit import (
     Arrays,
     Pool,
@@ -38,10 +39,10 @@ from .emit import (
     when,
 )  # fmt: skip
 from .expressions import integer
-from .frame import LOG2E, Frame, Tiling, finished, pack_of
+from .frame import LOG2E, Frame, Tiling, exists, finished, mean, pack_of
 from .spec import SHARED, Spec
 
-__all__ = ["attention_fma", "fma_tiling"]
+__all__ = ["attention_fma", "emit_fma", "fma_tiling"]
 
 X, Y = 16, 8
 """The threads of a block along columns and rows."""
@@ -51,7 +52,7 @@ def fma_tiling(spec: Spec, split: bool = False, shared: int = SHARED) -> Tiling:
     """Tiles whose sums fit into the registers of 128 threads and whose arrays into ``shared`` bytes."""
     widest = max(spec.width, spec.value_width)
     rows = 2 * Y if split else 8 * Y if widest <= 64 else 4 * Y
-    tiling = Tiling(rows, 2 * X, pack_of(spec, rows), split)
+    tiling = Tiling(rows, 2 * X, pack_of(spec, rows, split), split)
     return tiling if pool_bytes(_arrays(spec, tiling)) <= shared else replace(tiling, cols=X)
 
 
@@ -69,8 +70,13 @@ def _arrays(spec: Spec, tiling: Tiling) -> Arrays:
 def attention_fma(spec: Spec, tiling: Tiling) -> Any:
     """The kernel as a TensorIR function: q, k, v, loads, out (or sums and stats), sizes."""
     with function(spec.name) as made:
-        _Kernel(spec, tiling).emit()
+        emit_fma(spec, tiling, Tensors(spec, tiling.split))
     return made[0]
+
+
+def emit_fma(spec: Spec, tiling: Tiling, given: Arguments) -> None:
+    """The inside of the kernel, within ``emit.function``."""
+    _Kernel(spec, tiling).emit(given)
 
 
 def _padded(width: int, to: int) -> int:
@@ -87,9 +93,13 @@ class _Kernel:
         self.rows, self.cols = tiling.rows // Y, tiling.cols // X
         self.softmax = spec.normalise == "softmax"
 
-    def emit(self) -> None:
-        spec, tiling = self.spec, self.tiling
-        self.frame = frame = Frame(spec, tiling, X * Y)
+    def emit(self, given: Arguments) -> None:
+        self.frame = Frame(self.spec, self.tiling, X * Y, given)
+        with exists(given):
+            self._emit()
+
+    def _emit(self) -> None:
+        spec, tiling, frame = self.spec, self.tiling, self.frame
         self.width = _padded(spec.width, 4)
         self.columns = _padded(spec.value_width, X) // X
         self.pool = Pool(_arrays(spec, tiling))
@@ -109,16 +119,22 @@ class _Kernel:
     def _load_queries(self) -> None:
         frame, tile = self.frame, self.pool["query_tile"]
         with every("e", self.tiling.rows * self.width, frame.thread, X * Y) as e:
-            row, c = bind("row", e // self.width), bind("c", e % self.width)
+            row, c = self._place("q", e, self.tiling.rows, self.width)
             i = frame.query(row)
             known = _within(i < frame.n, c, self.spec.width, self.width)
             value = T.cast(frame.q[frame.batch, frame.head(row), i, c], "float32")
             store(tile, [row, c], T.if_then_else(known, value, f32(0.0)))
 
-    def _load_keys(self, source: Any, tile: Any, key_block: Any, width: int, stride: int) -> None:
+    def _place(self, name: str, e: Any, rows: int, width: int) -> tuple[Any, Any]:
+        """The row and column of a tile's entry, so that neighbouring threads read what lies side by side."""
+        if name in self.frame.given.across:
+            return bind("row", e % rows), bind("c", e // rows)
+        return bind("row", e // width), bind("c", e % width)
+
+    def _load_keys(self, name: str, source: Any, tile: Any, key_block: Any, width: int, stride: int) -> None:
         frame = self.frame
         with every("e", self.tiling.cols * stride, frame.thread, X * Y) as e:
-            row, c = bind("row", e // stride), bind("c", e % stride)
+            row, c = self._place(name, e, self.tiling.cols, stride)
             j = bind("key", key_block * self.tiling.cols + row)
             value = T.cast(source[frame.batch, frame.group, frame.place(j), c], "float32")
             store(tile, [row, c], T.if_then_else(_within(j < frame.m, c, width, stride), value, f32(0.0)))
@@ -126,8 +142,8 @@ class _Kernel:
     def _tile(self, key_block: Any) -> None:
         frame, spec = self.frame, self.spec
         barrier()  # the tile before has been read by all
-        self._load_keys(frame.k, self.pool["key_tile"], key_block, spec.width, self.width)
-        self._load_keys(frame.v, self.pool["value_tile"], key_block, spec.value_width, self.columns * X)
+        self._load_keys("k", frame.k, self.pool["key_tile"], key_block, spec.width, self.width)
+        self._load_keys("v", frame.v, self.pool["value_tile"], key_block, spec.value_width, self.columns * X)
         barrier()
         self._products(key_block)
         frame.masked(key_block, lambda cut: self._score(key_block, cut))
@@ -218,6 +234,10 @@ class _Kernel:
                     self._store_sums(r, h, i)
                 else:
                     self._store_row(r, h, i)
+        if self.spec.empty == "mean" and not self.tiling.split:
+            # In a loop of its own: the sums' registers are free.
+            with unrolled(("r", self.rows)) as r:
+                self._store_mean(r)
 
     def _store_row(self, r: Any, h: Any, i: Any) -> None:
         frame, spec = self.frame, self.spec
@@ -227,6 +247,17 @@ class _Kernel:
         with self._columns() as (c, column):
             value = T.if_then_else(empty, f32(float("nan")), self.acc[r, c] * factor)
             store(frame.out, [frame.batch, h, i, column], T.cast(value, str(spec.dtype)))
+
+    def _store_mean(self, r: Any) -> None:
+        """Over what a row that has seen no key has in the result."""
+        frame, spec, row = self.frame, self.spec, self._row(r)
+        i, h = bind("i", frame.query(row)), bind("h", frame.head(row))
+        alone = tirx.all(i < frame.n, tirx.EQ(self.peak[r], -tirx.infinity("float32")))
+        with when(alone), loop("c", i32(0), i32(self.columns)) as c:
+            column = bind("column", c * X + self.x)
+            with when(column < spec.value_width):
+                lone = mean(spec, frame.v, frame.m, (frame.batch, frame.group, column))
+                store(frame.out, [frame.batch, h, i, column], T.cast(lone, str(spec.dtype)))
 
     @contextmanager
     def _columns(self) -> Iterator[tuple[Any, Any]]:

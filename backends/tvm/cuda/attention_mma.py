@@ -15,8 +15,8 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from ....ir import DType
-from ....ir.ops.attention import DOT
 from . import ptx
+from .arguments import Arguments, Tensors
 from .emit import (
     Arrays,
     Pool,
@@ -28,6 +28,7 @@ from .emit import (
     function,
     i32,
     local,
+    loop,
     pool_bytes,
     shuffle,
     store,
@@ -35,10 +36,10 @@ from .emit import (
     when,
 )
 from .expressions import integer
-from .frame import LOG2E, Frame, Tiling, finished, pack_of
-from .spec import SHARED, Spec, is_half
+from .frame import LOG2E, Frame, Tiling, exists, finished, mean, pack_of
+from .spec import SHARED, Spec
 
-__all__ = ["MmaTiling", "attention_mma", "mma_tiling", "takes"]
+__all__ = ["MmaTiling", "attention_mma", "emit_mma", "mma_tiling"]
 
 FRAGMENT = 16
 """Rows, and depth, of one product of the tensor cores; its columns are 8."""
@@ -55,19 +56,13 @@ class MmaTiling:
     fragments: int
 
 
-def takes(spec: Spec) -> bool:
-    """Whether the tensor cores serve: half precision, rows of whole 16 bytes, and weights that are at most 1."""
-    whole = spec.width % CHUNK == 0 and spec.value_width % CHUNK == 0
-    return is_half(spec.dtype) and whole and spec.inner == DOT and spec.normalise == "softmax"
-
-
 def mma_tiling(spec: Spec, split: bool = False, shared: int = SHARED) -> MmaTiling:
     """Two fragments a warp halve what is read from shared memory; beyond a width of 128 registers allow only one.
     With a split one warp takes 16 rows: the heads that share the keys."""
     widest = max(spec.width, spec.value_width)
     warps, fragments = (1, 1) if split else (4, 2 if widest <= 128 else 1)
     rows, cols = warps * fragments * FRAGMENT, 64 if widest <= 128 else 32
-    tiling = Tiling(rows, cols, pack_of(spec, rows), split)
+    tiling = Tiling(rows, cols, pack_of(spec, rows, split), split)
     if pool_bytes(_arrays(spec, tiling)) > shared:
         tiling = replace(tiling, cols=cols // 2)
     return MmaTiling(tiling, warps, fragments)
@@ -90,8 +85,13 @@ def _padded(width: int) -> int:
 def attention_mma(spec: Spec, tiling: MmaTiling) -> Any:
     """The kernel as a TensorIR function with the arguments of ``attention_fma``'s."""
     with function(spec.name) as made:
-        _Kernel(spec, tiling).emit()
+        emit_mma(spec, tiling, Tensors(spec, tiling.tiling.split))
     return made[0]
+
+
+def emit_mma(spec: Spec, tiling: MmaTiling, given: Arguments) -> None:
+    """The inside of the kernel, within ``emit.function``."""
+    _Kernel(spec, tiling).emit(given)
 
 
 class _Kernel:
@@ -102,9 +102,13 @@ class _Kernel:
         self.key_tiles, self.value_tiles = shape.tiling.cols // 8, self.value_width // 8
         self.kind = "f16" if spec.dtype is DType.FLOAT16 else "bf16"
 
-    def emit(self) -> None:
-        tiling = self.tiling
-        self.frame = frame = Frame(self.spec, tiling, self.threads)
+    def emit(self, given: Arguments) -> None:
+        self.frame = Frame(self.spec, self.tiling, self.threads, given)
+        with exists(given):
+            self._emit()
+
+    def _emit(self) -> None:
+        tiling, frame = self.tiling, self.frame
         self.pool = Pool(_arrays(self.spec, tiling))
         self.lane = bind("lane", frame.thread % 32)
         self.first_row = bind("first_row", frame.thread // 32 * (FRAGMENT * self.fragments))
@@ -249,6 +253,10 @@ class _Kernel:
             i, h = bind("i", frame.query(row)), bind("h", frame.head(row))
             with when(i < frame.n):
                 self._store_row(f, octet, h, i)
+        if self.spec.empty == "mean" and not self.tiling.split:
+            # In a loop of its own: the sums' registers are free.
+            with unrolled(("f", self.fragments), ("octet", 2)) as (f, octet):
+                self._store_mean(f, octet)
 
     def _store_row(self, f: Any, octet: Any, h: Any, i: Any) -> None:
         frame, spec, split = self.frame, self.spec, self.tiling.split
@@ -272,3 +280,13 @@ class _Kernel:
                 at = [frame.part, frame.batch, h, i]
                 store(frame.stats, [*at, i32(0)], self.peak[f, octet])
                 store(frame.stats, [*at, i32(1)], self.total[f, octet])
+
+    def _store_mean(self, f: Any, octet: Any) -> None:
+        """Over what a row that has seen no key has in the result."""
+        frame, spec, row = self.frame, self.spec, self._row(f, octet)
+        i, h = bind("i", frame.query(row)), bind("h", frame.head(row))
+        alone = tirx.all(i < frame.n, tirx.EQ(self.peak[f, octet], -tirx.infinity("float32")))
+        with when(alone), loop("c", i32(0), i32(spec.value_width // 8)) as c, unrolled(("side", 2)) as side:
+            column = c * 8 + self.lane % 4 * 2 + side
+            lone = mean(spec, frame.v, frame.m, (frame.batch, frame.group, column))
+            store(frame.out, [frame.batch, h, i, column], T.cast(lone, str(spec.dtype)))

@@ -7,16 +7,53 @@ A builder makes of a ``Kernel`` a PrimFunc of its name that launches itself: its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..spec import Kernel
-from .export import ARCHES, check_arch, check_tvm
+from .export import ARCHES, check_arch, check_tvm, shared_memory
 
 __all__ = ["kernels_source", "source_of"]
 
 
-def _builders() -> Mapping[str, Callable[[Kernel], Any]]:
-    return {}
+def _builders(shared: int) -> Mapping[str, Callable[[Kernel], Any]]:
+    """By kind; ``shared`` bytes of shared memory are what a block may have."""
+    from .kernels.attention import build_attention_fma, build_attention_merge, build_attention_mma
+    from .kernels.cumulative import build_cumulative
+    from .kernels.maps import build_map
+    from .kernels.matmul import build_matmul
+    from .kernels.matmul_few import build_matmul_few
+    from .kernels.matmul_merge import build_matmul_merge
+    from .kernels.matmul_mma import build_matmul_mma
+    from .kernels.quantised import build_dequantise, build_quantised
+    from .kernels.reduce import build_reduce
+    from .kernels.rows import build_rows
+    from .kernels.scatter import build_scatter_elements, build_scatter_nd
+    from .kernels.selecting import build_arg, build_top
+
+    return {
+        "arg": build_arg,
+        "cumulative": build_cumulative,
+        "map": build_map,
+        "attention_fma": partial(build_attention_fma, shared=shared),
+        "attention_fma_few": partial(build_attention_fma, shared=shared),
+        "attention_fma_split": partial(build_attention_fma, shared=shared),
+        "attention_merge": build_attention_merge,
+        "attention_mma": partial(build_attention_mma, shared=shared),
+        "attention_mma_few": partial(build_attention_mma, shared=shared),
+        "attention_mma_split": partial(build_attention_mma, shared=shared),
+        "matmul": build_matmul,
+        "matmul_few": build_matmul_few,
+        "matmul_merge": build_matmul_merge,
+        "matmul_mma": build_matmul_mma,
+        "dequantise": build_dequantise,
+        "quantised": build_quantised,
+        "reduce": build_reduce,
+        "rows": build_rows,
+        "scatter_elements": build_scatter_elements,
+        "scatter_nd": build_scatter_nd,
+        "top": build_top,
+    }
 
 
 def kernels_source(kernels: Mapping[str, Kernel], arches: Sequence[str] = ARCHES) -> str:
@@ -25,7 +62,7 @@ def kernels_source(kernels: Mapping[str, Kernel], arches: Sequence[str] = ARCHES
     check_tvm()
     for arch in arches:
         check_arch(arch)
-    builders = _builders()
+    builders = _builders(min(shared_memory(arch) for arch in arches))
     return source_of({name: builders[kernel.kind](kernel) for name, kernel in kernels.items()}, arches[0])
 
 

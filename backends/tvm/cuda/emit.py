@@ -12,7 +12,7 @@ from tvm.tirx.script.builder import ir as T
 
 __all__ = [
     "Arrays", "Pool", "add", "barrier", "bind", "either", "every", "f32", "function", "i32", "local", "loop", "named",
-    "pool_bytes", "shuffle", "store", "unrolled", "warp_barrier", "when",
+    "pool_bytes", "resident", "shuffle", "store", "unrolled", "warp_barrier", "when",
 ]  # fmt: skip
 
 
@@ -39,6 +39,14 @@ def function(name: str) -> Iterator[list[Any]]:
             T.func_attr({"global_symbol": name, "tirx.noalias": True})
             yield made
         made.append(builder.get())
+
+
+@contextmanager
+def resident(blocks: int) -> Iterator[None]:
+    """The body of a kernel of which so many blocks are to fit on a multiprocessor: nvcc keeps the registers of a thread
+    within that."""
+    with T.attr(i32(0), "tirx.launch_bounds_min_blocks_per_sm", i32(blocks)):
+        yield
 
 
 def store(buffer: Any, index: Sequence[Any], value: Any) -> None:
@@ -146,7 +154,7 @@ class Pool:
 
 
 def _bytes(shape: Sequence[int], dtype: str) -> int:
-    size = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}[dtype]
+    size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
     for extent in shape:
         size *= extent
     return size

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ....ir import TargetError, UsageError
-from .spec import SHARED, Spec
+from .spec import SHARED, Spec, fits_tensor_cores
 
 __all__ = [
     "ARCHES",
@@ -21,6 +21,7 @@ __all__ = [
     "export_cuda",
     "functions",
     "nvcc_command",
+    "portable_command",
     "write_cuda",
 ]
 
@@ -45,10 +46,8 @@ def check_tvm() -> None:
 def functions(spec: Spec, split: bool = True) -> dict[str, str]:
     """The functions of the file for one attention, by what they do: "fma" serves always, "mma" half precisions,
     "fma_split" or "mma_split" and then "merge" few queries over many keys."""
-    from .attention_mma import takes
-
     names = {"fma": f"{spec.name}_fma"}
-    if takes(spec):
+    if fits_tensor_cores(spec):
         names["mma"] = f"{spec.name}_mma"
     if split:
         names |= {f"{kind}_split": f"{name}_split" for kind, name in names.items()}
@@ -108,23 +107,38 @@ def check_arch(arch: str) -> None:
         raise TargetError(f"{arch} is too old: the kernels need sm_80 or later; ort-cuda runs on older cards")
 
 
-def nvcc_command(source: Path, library: Path, arches: Sequence[str] = ARCHES) -> list[str]:
-    """What compiles the file: code for every arch, and PTX of the newest for cards to come."""
-    from tvm_ffi import libinfo
-
+def _codes(arches: Sequence[str]) -> list[str]:
+    """Code for every arch, and PTX of the newest for cards to come."""
     numbers = [arch.removeprefix("sm_") for arch in arches]
     codes = [f"arch=compute_{number},code=sm_{number}" for number in numbers[:-1]]
-    codes.append(f"arch=compute_{numbers[-1]},code=[sm_{numbers[-1]},compute_{numbers[-1]}]")
+    return [*codes, f"arch=compute_{numbers[-1]},code=[sm_{numbers[-1]},compute_{numbers[-1]}]"]
+
+
+def portable_command(source: str, library: str, arches: Sequence[str] = ARCHES) -> str:
+    """What compiles a program's file in its folder, where there are nvcc and apache-tvm-ffi, as a shell reads it."""
+    codes = " ".join(f"-gencode '{code}'" for code in _codes(arches))
+    return (
+        f"nvcc -std=c++17 -O3 -shared -Xcompiler -fPIC {codes} \\\n"
+        f"     -I$(tvm-ffi-config --includedir) -I$(tvm-ffi-config --dlpack-includedir) -L$(tvm-ffi-config --libdir) "
+        f"-ltvm_ffi -o {library} {source}"
+    )
+
+
+def nvcc_command(source: Path, library: Path, arches: Sequence[str] = ARCHES, cudart: str = "shared") -> list[str]:
+    """What compiles the file. ``cudart`` says whether CUDA's runtime is linked into the library, "static", or has to be
+    installed beside it, "shared"."""
+    from tvm_ffi import libinfo
+
     includes = dict.fromkeys([libinfo.find_include_path(), libinfo.find_dlpack_include_path()])
     folder = Path(libinfo.find_libtvm_ffi()).parent
     return [
-        "nvcc", "-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "-cudart=shared", "-Xptxas", "-v",
-        *(part for code in codes for part in ("-gencode", code)), *(f"-I{path}" for path in includes), f"-L{folder}",
-        "-ltvm_ffi", "-o", str(library), str(source),
+        "nvcc", "-std=c++17", "-O3", "-t", "0", "-shared", "-Xcompiler", "-fPIC", f"-cudart={cudart}", "-Xptxas", "-v",
+        *(part for code in _codes(arches) for part in ("-gencode", code)), *(f"-I{path}" for path in includes),
+        f"-L{folder}", "-ltvm_ffi", "-o", str(library), str(source),
     ]  # fmt: skip
 
 
-def compile_cuda(source: Path, library: Path, arches: Sequence[str] = ARCHES) -> str:
+def compile_cuda(source: Path, library: Path, arches: Sequence[str] = ARCHES, cudart: str = "shared") -> str:
     """Compiles by nvcc and gives what ptxas says of registers, shared memory and spills.
 
     Raises TargetError without nvcc, or with its message when it fails.
@@ -136,7 +150,7 @@ def compile_cuda(source: Path, library: Path, arches: Sequence[str] = ARCHES) ->
             f"nvcc is not on the PATH, so that {source} is not compiled; install the CUDA toolkit, or compile the "
             "file where there is one, as docs/cuda.md shows"
         )
-    done = subprocess.run(nvcc_command(source, library, arches), capture_output=True, text=True, check=False)
+    done = subprocess.run(nvcc_command(source, library, arches, cudart), capture_output=True, text=True, check=False)
     if done.returncode:
         raise TargetError(f"nvcc failed on {source}:\n{done.stderr.strip()[-4000:]}")
     return done.stderr

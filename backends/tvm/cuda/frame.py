@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,12 @@ from ....ir import MaskSet
 from ....ir.expr import Const
 from ....ir.ops.attention import DOT, SCORE
 from ....ir.tiles import TilePlan
-from .emit import bind, either, f32, i32, local, loop, named, store, when
+from .arguments import Arguments, MergeArguments
+from .emit import add, bind, either, f32, i32, local, loop, named, store, when
 from .expressions import LONGEST, Scope, integer, real
-from .spec import Spec
+from .spec import Spec, pack_of
 
-__all__ = ["LOG2E", "Frame", "Tiling", "declare_loads", "finished", "pack_of", "tensor"]
+__all__ = ["LOG2E", "Frame", "Tiling", "exists", "finished", "launch", "mean", "pack_of"]
 
 LOG2E = 1 / math.log(2)
 
@@ -28,8 +30,8 @@ class Tiling:
     """How a kernel cuts the query × key plane.
 
     A block holds ``rows`` rows: ``rows // pack`` queries of ``pack`` query heads that share their keys (GQA), so that a
-    key is read once for them. With ``split`` the visible keys of a query block are shared among several blocks, whose
-    sums another kernel merges (Dao et al. 2023, Flash-Decoding).
+    key is read once for them; rows may be left over. With ``split`` the visible keys of a query block are shared among
+    several blocks, whose sums another kernel merges (Dao et al. 2023, Flash-Decoding).
     """
 
     rows: int
@@ -42,68 +44,31 @@ class Tiling:
         return self.rows // self.pack
 
 
-def pack_of(spec: Spec, rows: int) -> int:
-    """How many query heads of a group may be rows of one tile: all of them, or the most that divide both."""
-    mask = spec.mask or MaskSet.all()
-    return 1 if TilePlan(mask, 1, 1).per_head else math.gcd(spec.repeat, rows)
-
-
-def declare_loads(spec: Spec) -> dict[str, Any]:
-    """The operands that the expressions read, as buffers by name; symbolic axes have any size."""
-    loads = {}
-    for name, kind in spec.loads:
-        shape = [
-            size if isinstance(size, int) else named(f"{name}_size{axis}", T.int32())
-            for axis, size in enumerate(kind.shape)
-        ]
-        handle = T.arg(f"{name}_load", T.handle())
-        loads[name] = named(name, T.match_buffer(handle, tuple(shape) or (1,), str(kind.dtype)))
-    return loads
-
-
-def tensor(name: str, shape: tuple[Any, ...], dtype: str) -> Any:
-    """An argument of the kernel."""
-    return named(name, T.match_buffer(T.arg(f"{name}_arg", T.handle()), shape, dtype))
-
-
 class Frame:
     """The inside of a kernel, from its arguments to the numbers of its block; made within ``emit.function``."""
 
-    def __init__(self, spec: Spec, tiling: Tiling, threads: int) -> None:
-        self.spec, self.tiling, self.threads = spec, tiling, threads
+    def __init__(self, spec: Spec, tiling: Tiling, threads: int, given: Arguments) -> None:
+        self.spec, self.tiling, self.threads, self.given = spec, tiling, threads, given
         self.plan = TilePlan(spec.mask or MaskSet.all(), tiling.queries, tiling.cols)
-        dtype = str(spec.dtype)
-        batch, n = named("batch", T.int32()), named("n", T.int32())
-        capacity = named("m" if spec.cache == "none" else "capacity", T.int32())
-        self.q = tensor("q", (batch, spec.heads, n, spec.width), dtype)
-        self.k = tensor("k", (batch, spec.groups, capacity, spec.width), dtype)
-        self.v = tensor("v", (batch, spec.groups, capacity, spec.value_width), dtype)
-        loads = declare_loads(spec)
-        if tiling.split:
-            parts = named("parts", T.int32())
-            self.sums = tensor("sums", (parts, batch, spec.heads, n, spec.value_width), "float32")
-            self.stats = tensor("stats", (parts, batch, spec.heads, n, 2), "float32")
-        else:
-            self.out = tensor("out", (batch, spec.heads, n, spec.value_width), dtype)
-        self.n, self.capacity = n, capacity
-        self.m = capacity if spec.cache == "none" else T.arg("m", T.int32())
-        self.start = T.arg("start", T.int32()) if spec.cache == "ring" else None
-        sizes = {name: integer(T.arg(name, T.int32())) for name in spec.sizes}
+        self.q, self.k, self.v, self.out = given.q, given.k, given.v, given.out
+        self.sums, self.stats = given.sums, given.stats
+        self.n, self.m, self.capacity, self.start = given.n, given.m, given.capacity, given.start
+        self.chunks = -(-spec.repeat // tiling.pack)
         T.device_entry()
-        blocks = tirx.ceildiv(n, i32(tiling.queries))
-        x, y, z = T.cta_id([blocks * parts if tiling.split else blocks, spec.heads // tiling.pack, batch])
+        blocks = tirx.ceildiv(self.n, i32(tiling.queries))
+        x, y, self.batch = launch(given, blocks * given.parts if tiling.split else blocks, spec.groups * self.chunks)
         self.thread = named("thread", T.thread_id([threads]))
-        self.batch = named("b", z)
-        x, y = named("tile", x), named("head_block", y)
         if tiling.split:
-            self.part, self.parts, query_block = bind("part", x % parts), parts, x // parts
+            self.part, self.parts = bind("part", tirx.truncmod(x, given.parts)), given.parts
+            query_block = tirx.truncdiv(x, given.parts)
         else:
             # The last queries see the most keys of a causal mask: they start first.
             query_block = blocks - 1 - x
         self.block = bind("query_block", query_block)
-        self.first_head = bind("first_head", y * tiling.pack)
+        self.first_head = bind("first_head", self._first_head(y))
         self.group = bind("group", self.first_head // spec.repeat)
-        self.scope = Scope({**sizes, "n": integer(n), "m": integer(self.m), "b": integer(self.batch)}, loads)
+        names = {"n": integer(self.n), "m": integer(self.m), "b": integer(self.batch)}
+        self.scope = Scope({**given.sizes, **names}, given.loads)
 
     @property
     def folded(self) -> float:
@@ -112,13 +77,27 @@ class Frame:
         spec = self.spec
         return spec.scale if spec.normalise == "softmax" and spec.score == SCORE and spec.scale > 0 else 1.0
 
+    def _first_head(self, head_block: Any) -> Any:
+        spec, pack = self.spec, self.tiling.pack
+        if spec.repeat % pack == 0:
+            return head_block * pack
+        # The last heads of a group are taken with some that another block has too: both write the same.
+        within = tirx.min(head_block % self.chunks * pack, i32(spec.repeat - pack))
+        return head_block // self.chunks * spec.repeat + within
+
+    def _row(self, row: Any) -> Any:
+        """Rows that are left over repeat the last, and write what it writes."""
+        used = self.tiling.queries * self.tiling.pack
+        return row if used == self.tiling.rows else tirx.min(row, i32(used - 1))
+
     def query(self, row: Any) -> Any:
         """The query of a row of the tile."""
+        row = self._row(row)
         return self.block * self.tiling.queries + (row // self.tiling.pack if self.tiling.pack > 1 else row)
 
     def head(self, row: Any) -> Any:
         """The query head of a row of the tile."""
-        return self.first_head + row % self.tiling.pack if self.tiling.pack > 1 else self.first_head
+        return self.first_head + self._row(row) % self.tiling.pack if self.tiling.pack > 1 else self.first_head
 
     def place(self, key: Any) -> Any:
         """Where a key lies along the third axis of k and v."""
@@ -135,7 +114,7 @@ class Frame:
         low, end = bind("first_block", low), bind("end_block", end)
         if not self.tiling.split:
             return low, end
-        length = bind("part_length", tirx.ceildiv(tirx.max(end - low, i32(0)), self.parts))
+        length = bind("part_length", tirx.truncdiv(tirx.max(end - low, i32(0)) + self.parts - 1, self.parts))
         start = bind("part_first", low + self.part * length)
         return start, bind("part_end", tirx.min(start + length, end))
 
@@ -221,6 +200,40 @@ class Frame:
             i=integer(i), j=integer(tirx.min(j, self.m - 1)), h=integer(self.head(row)), d=integer(at)
         )
         return scope.but(q=real(query), k=real(key)).number(self.spec.inner)
+
+
+def launch(given: Arguments | MergeArguments, length: Any, heads: int) -> tuple[Any, Any, Any]:
+    """The grid of ``length`` blocks for each head block and batch row, and where a block is in it."""
+    if not given.flat:
+        x, y, z = T.cta_id([length, heads, given.batch])
+        return named("tile", x), named("head_block", y), named("b", z)
+    x, y = T.cta_id([length * given.batch, heads])
+    x = named("cta", x)
+    length = bind("length", tirx.max(length, i32(1)))
+    return _held("tile", tirx.truncmod(x, length)), named("head_block", y), _held("b", tirx.truncdiv(x, length))
+
+
+def _held(name: str, value: Any) -> Any:
+    """The value in a register: a plain variable's divisions would be written out wherever it is an index."""
+    made = local(name, (1,), "int32")
+    store(made, [0], value)
+    return made[0]
+
+
+def exists(given: Arguments | MergeArguments) -> AbstractContextManager[None]:
+    """Whether there is anything to compute: a grid has at least one block."""
+    some = [size > 0 for size in (given.batch, given.n) if not isinstance(size, tirx.IntImm)]
+    return when(tirx.all(*some)) if given.flat and some else nullcontext()
+
+
+def mean(spec: Spec, v: Any, m: Any, at: tuple[Any, Any, Any]) -> Any:
+    """The mean of all values of batch row b and key head g in a column, ``at`` = (b, g, column)."""
+    b, g, column = at
+    total = local("mean", (1,))
+    store(total, [0], f32(0.0))
+    with loop("key", i32(0), m) as key:
+        add(total, [0], T.cast(v[b, g, key, column], "float32"))
+    return total[0] / T.cast(tirx.max(m, i32(1)), "float32")
 
 
 def finished(spec: Spec, scope: Scope, peak: Any, total: Any) -> tuple[Any, Any]:

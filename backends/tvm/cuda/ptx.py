@@ -7,7 +7,9 @@ from typing import Any
 
 from tvm.tirx.script.builder import ir as T
 
-__all__ = ["commit", "copy", "exp2", "load_fragment", "multiply", "pack", "wait_all"]
+__all__ = [
+    "commit", "copy", "copy_bytes", "exp2", "load_fragment", "multiply", "multiply_at", "pack", "wait", "wait_all",
+]  # fmt: skip
 
 
 def copy(to: Any, source: Any, known: Any) -> None:
@@ -16,9 +18,19 @@ def copy(to: Any, source: Any, known: Any) -> None:
     T.evaluate(T.ptx["cp.async.cg.shared.global"](to, source, 16, size))
 
 
+def copy_bytes(to: Any, source: Any, count: Any) -> None:
+    """Starts to copy the first ``count`` of 16 bytes from global to shared memory; the others become zeros."""
+    T.evaluate(T.ptx["cp.async.cg.shared.global"](to, source, 16, T.cast(count, "uint32")))
+
+
 def commit() -> None:
     """Closes the group of copies that this thread has started."""
     T.evaluate(T.ptx["cp.async.commit_group"]())
+
+
+def wait(most: int) -> None:
+    """Waits until at most ``most`` groups of this thread, the newest, are still on their way."""
+    T.evaluate(T.ptx["cp.async.wait_group"](most))
 
 
 def wait_all() -> None:
@@ -39,9 +51,20 @@ def load_fragment(to: Any, index: Sequence[Any], row: Any, transposed: bool = Fa
 
 def multiply(kind: str, acc: Any, at: Sequence[Any], a: Any, a_at: Sequence[Any], b: Any, b_at: Any) -> None:
     """acc[16, 8] += a[16, 16] · b[16, 8]; b takes two registers from ``b_at``."""
+    multiply_at(kind, acc, at, a, a_at, b, [b_at])
+
+
+def multiply_at(
+    kind: str, acc: Any, at: Sequence[Any], a: Any, a_at: Sequence[Any], b: Any, b_at: Sequence[Any]
+) -> None:
+    """``multiply`` with b's registers in an array of several axes."""
     sums = [acc[(*at, e)] for e in range(4)]
     chain = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"
-    T.evaluate(T.ptx[chain](*sums, *(a[(*a_at, r)] for r in range(4)), b[b_at], b[b_at + 1], *sums))
+    T.evaluate(
+        T.ptx[chain](
+            *sums, *(a[(*a_at, r)] for r in range(4)), *(b[(*b_at[:-1], b_at[-1] + r)] for r in range(2)), *sums
+        )
+    )
 
 
 def pack(kind: str, to: Any, index: Sequence[Any], low: Any, high: Any) -> None:

@@ -42,7 +42,7 @@ def resources(source: str, log: str) -> list[Resources]:
         if named is None or spills is None or used is None:
             continue
         kernel = named[1].removesuffix("_kernel")
-        bounds = re.search(rf"__launch_bounds__\((\d+)\) {named[1]}\(", source)
+        bounds = re.search(rf"__launch_bounds__\((\d+)(?:, \d+)?\) {named[1]}\(", source)
         shared = re.search(rf"if \((\w+) >= \d+\) {{\s+if \(\S+\(cudaFuncSetAttribute\(::{named[1]},", source)
         size = re.findall(rf"auto {shared[1]} = \(int64_t\)(\d+);", source[: shared.start()])[-1] if shared else 0
         threads = int(bounds[1]) if bounds else 0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ....ir import DType, MaskSet, Node, TensorType, UnsupportedError
 from ....ir.expr import Expr, variables
 from ....ir.ops.attention import AXES, DOT, SCORE
+from ....ir.tiles import TilePlan
 
-__all__ = ["SHARED", "Cache", "Spec", "is_half"]
+__all__ = ["SHARED", "Cache", "Spec", "fits_tensor_cores", "is_half", "lacks", "pack_of"]
 
 Cache = Literal["none", "linear", "ring"]
 _FLOATS = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
@@ -48,44 +51,21 @@ class Spec:
     cache: Cache = "none"
 
     @classmethod
-    def from_node(cls, node: Node, name: str, cache: Cache = "none") -> Spec:
-        """Raises UnsupportedError that names the node for what these kernels lack."""
+    def from_node(cls, node: Node, name: str, cache: Cache = "none", mean: bool = False) -> Spec:
+        """Raises UnsupportedError that names the node for what these kernels lack. ``mean``: whether they know rows
+        without a key as the mean of all values."""
+        found = f"the kernel name {name!r}" if not re.fullmatch(r"[A-Za-z]\w*", name) else lacks(node)
+        if found is None and not mean and node.attr("empty") == "mean":
+            found = 'rows without a key as the mean of all values (empty = "mean")'
+        if found is not None:
+            raise UnsupportedError(
+                f"the CUDA attention kernels do not take {found}: {node!r}; use numpy or ort for it"
+            )  # fmt: skip
         attrs: dict[str, Any] = dict(node.attrs)
-
-        def refuse(what: str) -> UnsupportedError:
-            return UnsupportedError(f"the CUDA attention kernels do not take {what}: {node!r}; use numpy or ort for it")
-
-        if not re.fullmatch(r"[A-Za-z]\w*", name):
-            raise refuse(f"the kernel name {name!r}")
-        types = [value.type for value in node.operands]
-        q, k, v = types[:3]
-        if q.dtype not in _FLOATS:
-            raise refuse(f"q, k and v of {q.dtype}")
-        sizes: list[int] = []
-        for what, size in (
-            ("heads", q.shape[1]),
-            ("key heads", k.shape[1]),
-            ("head widths", q.shape[3]),
-            ("value widths", v.shape[3]),
-        ):
-            if not isinstance(size, int):
-                raise refuse(f"a symbolic size ({size}) of {what}")
-            sizes.append(size)
-        for what, size in (("head width", sizes[2]), ("value width", sizes[3])):
-            if not 1 <= size <= _MOST:
-                raise refuse(f"a {what} of {size}; 1 to {_MOST} are known")
-        if attrs.pop("weights"):
-            raise refuse("the weights as a second result")
-        loads = tuple(zip(attrs.pop("loads"), types[3:], strict=True))
-        for load, kind in loads:
-            if kind.dtype not in _LOADS:
-                raise refuse(f"the load {load} of {kind.dtype}")
-        if attrs["empty"] == "mean":
-            raise refuse('rows without a key as the mean of all values (empty = "mean")')
-        known = {"scale", "mask", "where", "score", "inner", "normalise", "sink", "empty"}
-        if set(attrs) != known:
-            raise refuse(f"the attributes {', '.join(sorted(set(attrs) ^ known))}")
-        heads, groups, width, value_width = sizes
+        attrs.pop("weights")
+        q, k, v, *others = (value.type for value in node.operands)
+        loads = tuple(zip(attrs.pop("loads"), others, strict=True))
+        heads, groups, width, value_width = (int(str(d)) for d in (q.shape[1], k.shape[1], q.shape[3], v.shape[3]))
         return cls(name, q.dtype, heads, groups, width, value_width, loads=loads, cache=cache, **attrs)
 
     @property
@@ -103,6 +83,52 @@ class Spec:
         """The sizes that the expressions read beside n and m, sorted: arguments of the kernel."""
         known = {*AXES, "n", "m", "s", "q", "k", "d"}
         return tuple(sorted({name for e in self.expressions for name in variables(e)} - known))
+
+
+_ATTRIBUTES = {"scale", "mask", "where", "score", "inner", "normalise", "sink", "empty", "weights", "loads"}
+
+
+def lacks(node: Node) -> str | None:
+    """What of an attention node no kernel here knows, in words."""
+    return next(_missing(node), None)
+
+
+def _missing(node: Node) -> Iterator[str]:
+    q, k, v, *others = (value.type for value in node.operands)
+    if q.dtype not in _FLOATS:
+        yield f"q, k and v of {q.dtype}"
+    for what, size in (
+        ("heads", q.shape[1]),
+        ("key heads", k.shape[1]),
+        ("head widths", q.shape[3]),
+        ("value widths", v.shape[3]),
+    ):
+        if not isinstance(size, int):
+            yield f"a symbolic size ({size}) of {what}"
+    for what, size in (("head width", q.shape[3]), ("value width", v.shape[3])):
+        if isinstance(size, int) and not 1 <= size <= _MOST:
+            yield f"a {what} of {size}; 1 to {_MOST} are known"
+    if node.attr("weights"):
+        yield "the weights as a second result"
+    for load, kind in zip(node.attr("loads"), others, strict=True):
+        if kind.dtype not in _LOADS:
+            yield f"the load {load} of {kind.dtype}"
+    if set(node.attrs) != _ATTRIBUTES:
+        yield f"the attributes {', '.join(sorted(set(node.attrs) ^ _ATTRIBUTES))}"
+
+
+def pack_of(spec: Spec, rows: int, split: bool = False) -> int:
+    """How many query heads of a group may be rows of one tile: all of them, or the most that divide both. With a
+    ``split``, where reading keys is what takes time, as many as there is room for, though rows be left over."""
+    if TilePlan(spec.mask or MaskSet.all(), 1, 1).per_head:
+        return 1
+    return min(spec.repeat, rows) if split else math.gcd(spec.repeat, rows)
+
+
+def fits_tensor_cores(spec: Spec) -> bool:
+    """Whether the tensor cores serve: half precision, rows of whole 16 bytes, and weights that are at most 1."""
+    whole = spec.width % 8 == 0 and spec.value_width % 8 == 0
+    return is_half(spec.dtype) and whole and spec.inner == DOT and spec.normalise == "softmax"
 
 
 def is_half(dtype: DType) -> bool:

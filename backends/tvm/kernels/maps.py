@@ -10,10 +10,10 @@ from tvm import tirx
 from ..spec import Kernel, Literal, Read, Term, Tree
 from .emit import Emit, number
 from .loops import halved, lanes_for, product, spread, sweep, unflatten
-from .scalar import HALF, wide
+from .scalar import HALF, _max, _min, wide
 from .tree import Scope, store
 
-__all__ = ["build_cumulative", "build_map", "build_pack", "build_reduce"]
+__all__ = ["REDUCTIONS", "build_cumulative", "build_map", "build_pack", "build_reduce"]
 
 _CHUNK = 4096
 """A long last axis is split into pieces of as many elements."""
@@ -56,29 +56,27 @@ def _map_part(scope: Scope, out: Read, tree: Tree) -> None:
     spread(emit, outer, product(scope, out.shape), unit)
 
 
-_REDUCTIONS: dict[str, tuple[Callable[[str], Any], Callable[[Any, Any], Any]]] = {
+REDUCTIONS: dict[str, tuple[Callable[[str], Any], Callable[[Any, Any], Any]]] = {
     "reduce_sum": (lambda d: tirx.const(0, d), lambda a, b: a + b),
     "reduce_mean": (lambda d: tirx.const(0, d), lambda a, b: a + b),
     "reduce_prod": (lambda d: tirx.const(1, d), lambda a, b: a * b),
-    "reduce_max": (lambda d: -tirx.infinity(d) if "float" in d else tirx.min_value(d), None),  # type: ignore[dict-item]
-    "reduce_min": (lambda d: tirx.infinity(d) if "float" in d else tirx.max_value(d), None),  # type: ignore[dict-item]
+    "reduce_max": (lambda d: -tirx.infinity(d) if "float" in d else tirx.min_value(d), _max),
+    "reduce_min": (lambda d: tirx.infinity(d) if "float" in d else tirx.max_value(d), _min),
     "reduce_all": (lambda d: tirx.const(1, d), tirx.And),
     "reduce_any": (lambda d: tirx.const(0, d), tirx.Or),
 }
+"""Of each reduction what it begins with, by dtype, and how it takes one more value."""
 
 
 def build_reduce(kernel: Kernel) -> Any:
     """``outs[0]`` [kept axes] is the tree [kept axes, reduced axes] brought together over the reduced ones."""
-    from .scalar import _max, _min
-
     emit = Emit(kernel.name)
     scope = Scope(kernel, emit)
     out, tree = kernel.outs[0], kernel.trees[0]
     assert isinstance(tree, Read | Term)
     name, kept = kernel.option("op"), len(out.shape)
     dtype = wide(out.dtype)
-    neutral, fold = _REDUCTIONS[name]
-    fold = {"reduce_max": _max, "reduce_min": _min}.get(name, fold)
+    neutral, fold = REDUCTIONS[name]
     *middle, last = tree.shape[kept:]
     lanes = lanes_for(dtype, last) if dtype != "bool" else 1
     inner = product(scope, tree.shape[kept:])

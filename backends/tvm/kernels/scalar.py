@@ -11,9 +11,12 @@ from tvm import tirx
 
 from .emit import differs, kind_of, same
 
-__all__ = ["HALF", "OPERATORS", "apply", "convert", "exp", "exp_nonpositive", "is_nan", "rounded", "wide"]
+__all__ = ["HALF", "OPERATORS", "Rule", "apply", "convert", "exp", "exp_nonpositive", "is_nan", "rounded", "wide"]
 
 HALF = ("float16", "bfloat16")
+
+Rule = Callable[[Sequence[Any], str], Any]
+"""What an operator computes of its operands, and in which dtype."""
 
 
 def wide(dtype: str) -> str:
@@ -154,12 +157,12 @@ def _softplus(x: Any, dtype: str) -> Any:
     return _max(x, zero) + tirx.log1p(exp(-tirx.abs(x), dtype))
 
 
-def _gelu(x: Any, dtype: str, attrs: Mapping[str, Any]) -> Any:
+def _gelu(x: Any, dtype: str, attrs: Mapping[str, Any], operators: Mapping[str, Rule]) -> Any:
     half, one = _c(0.5, dtype), _c(1.0, dtype)
     if attrs["approximate"] == "tanh":
         inner = _c(attrs["scale"], dtype) * (x + _c(attrs["cubic"], dtype) * x * x * x)
-        return half * x * (one + _tanh(inner, dtype))
-    return half * x * (one + _erf(x * _c(attrs["scale"], dtype), dtype))
+        return half * x * (one + operators["tanh"]([inner], dtype))
+    return half * x * (one + operators["erf"]([x * _c(attrs["scale"], dtype)], dtype))
 
 
 def _max(x: Any, y: Any) -> Any:
@@ -207,9 +210,6 @@ def _pow(x: Any, y: Any, dtype: str) -> Any:
     if not _is_float(dtype):
         return tirx.Cast(dtype, tirx.pow(tirx.Cast("float64", x), tirx.Cast("float64", y)))
     return tirx.pow(x, tirx.Cast(dtype, y))
-
-
-Rule = Callable[[Sequence[Any], str], Any]
 
 
 def _unary(fn: Callable[[Any], Any]) -> Rule:
@@ -295,15 +295,22 @@ def rounded(x: Any, dtype: str) -> Any:
     return tirx.Cast("float32", tirx.Cast(dtype, x)) if dtype in HALF else x
 
 
-def apply(op: str, args: Sequence[Any], dtypes: Sequence[str], dtype: str, attrs: dict[str, Any]) -> Any:
+def apply(
+    op: str,
+    args: Sequence[Any],
+    dtypes: Sequence[str],
+    dtype: str,
+    attrs: dict[str, Any],
+    operators: Mapping[str, Rule] = OPERATORS,
+) -> Any:
     """The value of an operator, computed and given in ``wide(dtype)``."""
     computed = wide(dtype)
     if op == "cast":
         return rounded(convert(args[0], dtypes[0], dtype), dtype)
     if op == "gelu":
-        return rounded(_gelu(args[0], computed, attrs), dtype)
+        return rounded(_gelu(args[0], computed, attrs, operators), dtype)
     if op == "silu":
         x = args[0] if attrs["alpha"] == 1 else args[0] * _c(attrs["alpha"], computed)
-        return rounded(args[0] * _sigmoid(x, computed), dtype)
+        return rounded(args[0] * operators["sigmoid"]([x], computed), dtype)
     of_operands = computed if dtype != "bool" else wide(dtypes[-1])
-    return rounded(OPERATORS[op](args, of_operands), dtype)
+    return rounded(operators[op](args, of_operands), dtype)

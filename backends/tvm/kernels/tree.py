@@ -9,8 +9,8 @@ from typing import Any
 from tvm import tirx
 
 from ..spec import Kernel, Literal, Read, Size, Term, Tree
-from .emit import Emit, number
-from .scalar import HALF, OPERATORS, apply, convert, wide
+from .emit import INDEX, Emit
+from .scalar import HALF, OPERATORS, Rule, apply, convert, wide
 
 __all__ = ["POINTWISE", "Scope", "store"]
 
@@ -28,6 +28,10 @@ def store(emit: Emit, buffer: Any, index: Any, value: Any, dtype: str) -> None:
 class Scope:
     """The parameters of a kernel under construction, and the elements of its trees."""
 
+    index = INDEX
+    """The dtype of indices and sizes."""
+    operators: Mapping[str, Rule] = OPERATORS
+
     def __init__(self, kernel: Kernel, emit: Emit) -> None:
         self.kernel = kernel
         self.emit = emit
@@ -36,9 +40,17 @@ class Scope:
         self.special: dict[str, Callable[[Index], Any]] = {}
         """Trees that the kernel computes itself, by the operator's name in a term."""
 
+    def number(self, value: int) -> Any:
+        """A number as an index."""
+        return tirx.const(value, self.index)
+
     def size(self, size: Size) -> Any:
         """A size as an expression."""
-        return self._sizes[size] if isinstance(size, str) else number(size)
+        return self._sizes[size] if isinstance(size, str) else self.number(size)
+
+    def bounded(self, place: Any, size: Size) -> Any:
+        """An index that a tensor gave, of an axis of that size."""
+        return place
 
     def flat(self, read: Read, index: Index) -> Any:
         """Where an element of a view lies."""
@@ -48,7 +60,7 @@ class Scope:
                 continue
             term = place if stride == 1 else place * self.size(stride)
             total = term if total is None else total + term
-        return number(0) if total is None else total
+        return self.number(0) if total is None else total
 
     def load(self, read: Read, index: Index) -> Any:
         """An element of a view, in ``wide`` of its dtype."""
@@ -64,9 +76,19 @@ class Scope:
         if tree.op in self.special:
             return self.special[tree.op](index)
         if tree.op in POINTWISE:
-            args = [self.at(part, _broadcast(part, tree.shape, index)) for part in tree.args]
-            return apply(tree.op, args, [part.dtype for part in tree.args], tree.dtype, dict(tree.attrs))
+            args = [self.at(part, self._broadcast(part, tree.shape, index)) for part in tree.args]
+            dtypes = [part.dtype for part in tree.args]
+            return apply(tree.op, args, dtypes, tree.dtype, dict(tree.attrs), self.operators)
         return _MOVES[tree.op](self, tree, list(index))
+
+    def _broadcast(self, part: Tree, shape: Sequence[Size], index: Index) -> Index:
+        if isinstance(part, Literal):
+            return ()
+        skipped = len(shape) - len(part.shape)
+        return [
+            self.number(0) if size == 1 and shape[skipped + k] != 1 else index[skipped + k]
+            for k, size in enumerate(part.shape)
+        ]
 
 
 def literal(text: str, dtype: str) -> Any:
@@ -78,15 +100,6 @@ def literal(text: str, dtype: str) -> Any:
     return tirx.const(bool(value) if dtype == "bool" else value, dtype)
 
 
-def _broadcast(part: Tree, shape: Sequence[Size], index: Index) -> Index:
-    if isinstance(part, Literal):
-        return ()
-    skipped = len(shape) - len(part.shape)
-    return [
-        number(0) if size == 1 and shape[skipped + k] != 1 else index[skipped + k] for k, size in enumerate(part.shape)
-    ]
-
-
 def _shape(tree: Tree) -> tuple[Size, ...]:
     return () if isinstance(tree, Literal) else tree.shape
 
@@ -95,18 +108,19 @@ def _shape(tree: Tree) -> tuple[Size, ...]:
 
 
 def _iota(scope: Scope, term: Term, index: list[Any]) -> Any:
-    value = scope.size(term.attr("start")) + index[term.attr("axis")] * number(term.attr("step"))
-    return value if term.dtype == "int64" else convert(value, "int64", term.dtype)
+    value = scope.size(term.attr("start")) + index[term.attr("axis")] * scope.number(term.attr("step"))
+    return convert(value, scope.index, term.dtype)
 
 
 def _size(scope: Scope, term: Term, index: list[Any]) -> Any:
-    return scope.size(term.attr("value"))
+    return convert(scope.size(term.attr("value")), scope.index, term.dtype)
 
 
 def _chosen(scope: Scope, value: Any, size: Size) -> Any:
     """An index where negative ones count from the end."""
-    wide_index = tirx.Cast("int64", value)
-    return wide_index + tirx.Select(wide_index < number(0), scope.size(size), number(0))
+    place = tirx.Cast(scope.index, value)
+    place = place + tirx.Select(place < scope.number(0), scope.size(size), scope.number(0))
+    return scope.bounded(place, size)
 
 
 def _gather(scope: Scope, term: Term, index: list[Any]) -> Any:
@@ -130,7 +144,7 @@ def _gather_nd(scope: Scope, term: Term, index: list[Any]) -> Any:
     assert isinstance(width, int)
     rows = index[:places]
     chosen = [
-        _chosen(scope, scope.at(indices, [*rows, number(k)]), _shape(x)[batch + k]) for k in range(width)
+        _chosen(scope, scope.at(indices, [*rows, scope.number(k)]), _shape(x)[batch + k]) for k in range(width)
     ]  # fmt: skip
     return scope.at(x, [*index[:batch], *chosen, *index[places:]])
 
@@ -141,7 +155,7 @@ def _pad(scope: Scope, term: Term, index: list[Any]) -> Any:
     places = []
     for k, (before, size) in enumerate(zip(term.attr("before"), _shape(x), strict=True)):
         place = index[k] - scope.size(before)
-        inside = tirx.all(inside, place >= number(0), place < scope.size(size))
+        inside = tirx.all(inside, place >= scope.number(0), place < scope.size(size))
         places.append(place)
     return tirx.if_then_else(inside, scope.at(x, places), scope.at(value, ()))
 

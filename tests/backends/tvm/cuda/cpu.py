@@ -39,10 +39,17 @@ def compile_host(source: str, folder: Path) -> Any:
 def compile_plain(source: str, folder: Path) -> Any:
     """A C++ file that includes ``ptx.h`` as a loaded module."""
     import tvm_ffi
-    from tvm_ffi import libinfo
 
     path, library = folder / "host.cpp", folder / "host.so"
     path.write_text(source, encoding="utf-8")
+    build(path, library)
+    return tvm_ffi.load_module(str(library))
+
+
+def build(path: Path, library: Path) -> None:
+    """A C++ file as a shared library. Raises RuntimeError with the compiler's message."""
+    from tvm_ffi import libinfo
+
     includes = dict.fromkeys([libinfo.find_include_path(), libinfo.find_dlpack_include_path()])
     done = subprocess.run(
         [
@@ -54,7 +61,6 @@ def compile_plain(source: str, folder: Path) -> Any:
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(done.stderr[-4000:])
-    return tvm_ffi.load_module(str(library))
 
 
 def run_kernel(module: Any, kernel: Kernel, arrays: Sequence[Array], sizes: Sequence[int]) -> None:

@@ -28,3 +28,4 @@ static inline bool __hgt(nv_bfloat16 a, nv_bfloat16 b) { return float(a) > float
 static inline bool __hlt(nv_bfloat16 a, nv_bfloat16 b) { return float(a) < float(b); }
 static inline float __bfloat162float(nv_bfloat16 x) { return float(x); }
 static inline nv_bfloat16 __float2bfloat16(float x) { return nv_bfloat16(x); }
+static inline nv_bfloat16 __float2bfloat16_rn(float x) { return nv_bfloat16(x); }

@@ -17,3 +17,4 @@ static inline bool __hgt(half a, half b) { return float(a) > float(b); }
 static inline bool __hlt(half a, half b) { return float(a) < float(b); }
 static inline float __half2float(half x) { return float(x); }
 static inline half __float2half(float x) { return half(x); }
+static inline half __float2half_rn(float x) { return half(x); }

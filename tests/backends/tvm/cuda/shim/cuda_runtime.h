@@ -15,11 +15,14 @@
 #define __shared__
 #define __align__(n) __attribute__((aligned(n)))
 #define CUDART_INF_F std::numeric_limits<float>::infinity()
+#define CUDART_INF std::numeric_limits<double>::infinity()
+#define CUDART_NAN std::numeric_limits<double>::quiet_NaN()
 #define CUDART_NAN_F std::numeric_limits<float>::quiet_NaN()
 
-enum cudaError_t { cudaSuccess, cudaErrorCudartUnloading };
+enum cudaError_t { cudaSuccess, cudaErrorCudartUnloading, cudaErrorMemoryAllocation, cudaErrorNoDevice };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 using cudaStream_t = void*;
+#include "memory.h"
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
   size_t dynamicSmemBytes;
@@ -59,9 +62,44 @@ struct alignas(16) uint4 {
 struct alignas(8) uint2 {
   unsigned x, y;
 };
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+struct alignas(8) int2 {
+  int x, y;
+};
+struct alignas(8) short4 {
+  short x, y, z, w;
+};
+struct alignas(4) short2 {
+  short x, y;
+};
+struct alignas(8) ushort4 {
+  unsigned short x, y, z, w;
+};
+struct alignas(4) ushort2 {
+  unsigned short x, y;
+};
+struct alignas(2) uchar2 {
+  unsigned char x, y;
+};
+struct alignas(2) char2 {
+  signed char x, y;
+};
+struct alignas(16) longlong2 {
+  int64_t x, y;
+};
+struct alignas(16) ulonglong2 {
+  uint64_t x, y;
+};
+struct alignas(16) double2 {
+  double x, y;
+};
 static inline int max(int a, int b) { return a > b ? a : b; }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline double max(double a, double b) { return fmax(a, b); }
+static inline double min(double a, double b) { return fmin(a, b); }
 static inline float max(float a, float b) { return fmaxf(a, b); }
 static inline float min(float a, float b) { return fminf(a, b); }

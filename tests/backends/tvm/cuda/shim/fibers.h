@@ -4,6 +4,8 @@
 // barriers allow: a missing one shows as a wrong value. Threads run in rising or falling order of their numbers
 // (shim_order), and shared memory starts as NaN.
 #pragma once
+#undef _FORTIFY_SOURCE  // its longjmp takes a jump to another stack for an error
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstdint>
@@ -37,8 +39,8 @@ struct Copy {  // one cp.async that was not waited for yet
 };
 
 struct Fiber {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack{new char[stack_bytes]};
+  jmp_buf place;  // where it goes on; jumps cost no call of the system, as swapcontext does
+  bool begun = false;
   State state = State::ready;
   std::vector<Copy> open;                  // issued, in no group yet
   std::deque<std::vector<Copy>> groups;    // committed, oldest first
@@ -47,7 +49,8 @@ struct Fiber {
 };
 
 static std::vector<Fiber> fibers;
-static ucontext_t scheduler;
+static std::vector<std::unique_ptr<char[]>> stacks;  // of the fibers, from one grid to the next
+static jmp_buf scheduler;
 static std::function<void()> body;
 static std::string failure;
 static bool falling = false;
@@ -57,7 +60,7 @@ inline Fiber& self() { return fibers[threadIdx.x]; }
 inline void leave(State state) {
   unsigned me = threadIdx.x;
   fibers[me].state = state;
-  swapcontext(&fibers[me].context, &scheduler);
+  if (_setjmp(fibers[me].place) == 0) _longjmp(scheduler, 1);
   threadIdx.x = me;
 }
 
@@ -73,6 +76,21 @@ static void enter() {
   body();
   if (!self().open.empty() || !self().groups.empty()) fail("a cp.async was never waited for");
   leave(State::done);
+}
+
+// Runs a fiber until it leaves.
+inline void resume(unsigned t) {
+  if (_setjmp(scheduler) != 0) return;
+  Fiber& f = fibers[t];
+  if (f.begun) _longjmp(f.place, 1);
+  f.begun = true;
+  static ucontext_t unused, fresh;
+  getcontext(&fresh);
+  fresh.uc_stack.ss_sp = stacks[t].get();
+  fresh.uc_stack.ss_size = Fiber::stack_bytes;
+  fresh.uc_link = nullptr;
+  makecontext(&fresh, enter, 0);
+  swapcontext(&unused, &fresh);
 }
 
 // Lets the fibers first … end - 1 go on if all of them wait in this way: a barrier needs every thread.
@@ -92,7 +110,7 @@ inline void run_warp(size_t first, size_t end) {
       size_t t = first + in_order(k, end - first);
       if (fibers[t].state != State::ready) continue;
       threadIdx = {unsigned(t), 0, 0};
-      swapcontext(&scheduler, &fibers[t].context);
+      resume(t);
       if (!failure.empty()) throw std::runtime_error(failure);
     }
   } while (release(first, end, State::warp));
@@ -101,12 +119,7 @@ inline void run_warp(size_t first, size_t end) {
 inline void run_block() {
   for (size_t t = 0; t < fibers.size(); ++t) {
     Fiber& f = fibers[t];
-    f.state = State::ready, f.open.clear(), f.groups.clear(), f.collectives = 0;
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.get();
-    f.context.uc_stack.ss_size = Fiber::stack_bytes;
-    f.context.uc_link = nullptr;
-    makecontext(&f.context, enter, 0);
+    f.begun = false, f.state = State::ready, f.open.clear(), f.groups.clear(), f.collectives = 0;
   }
   size_t warps = (fibers.size() + 31) / 32;
   do
@@ -125,6 +138,7 @@ inline void run_grid(dim3 grid, dim3 block, size_t shared) {
   if (shared + guard > sizeof(pool_ptr)) throw std::runtime_error("too much shared memory");
   failure.clear();
   fibers = std::vector<Fiber>(block.x);
+  while (stacks.size() < block.x) stacks.emplace_back(new char[Fiber::stack_bytes]);
   gridDim = grid, blockDim = block;
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
@@ -160,4 +174,10 @@ static T __shfl_xor_sync(unsigned, T value, int mask, int = 32) {
 template <typename T>
 static T __shfl_sync(unsigned, T value, int lane, int = 32) {
   return shim::Slots<T>::exchange(value)[lane & 31];
+}
+template <typename T>
+static T __shfl_up_sync(unsigned, T value, unsigned distance, int = 32) {
+  const T* all = shim::Slots<T>::exchange(value);
+  unsigned lane = threadIdx.x & 31;
+  return all[lane < distance ? lane : lane - distance];
 }

@@ -8,6 +8,10 @@
 
 static void shim_set_order(bool falling) { shim::falling = falling; }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(shim_order, shim_set_order);
+static int64_t shim_memory_count(int64_t which) { return which == 0 ? shim::pieces : which == 1 ? shim::held : shim::trampled; }
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(shim_memory, shim_memory_count);
+static void shim_set_limit(int64_t bytes) { shim::limit = bytes; }
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(shim_limit, shim_set_limit);
 
 // Shared addresses are 32-bit offsets.
 static inline uint32_t __cvta_generic_to_shared(const void* p) {
@@ -29,14 +33,16 @@ static inline void tvm_builtin_ptx_cp_async_commit_group_async_commit_group() {
   me.groups.push_back(std::move(me.open));
   me.open.clear();
 }
-static inline void tvm_builtin_ptx_cp_async_wait_group_async_wait_group_0() {
+static inline void shim_wait(size_t most) {  // until so many groups, the newest, are still on their way
   auto& me = shim::self();
-  for (; !me.groups.empty(); me.groups.pop_front())
+  for (; me.groups.size() > most; me.groups.pop_front())
     for (auto& copy : me.groups.front()) {
       std::memcpy(copy.to, copy.from, copy.bytes);
       std::memset(static_cast<char*>(copy.to) + copy.bytes, 0, copy.zeros);
     }
 }
+static inline void tvm_builtin_ptx_cp_async_wait_group_async_wait_group_0() { shim_wait(0); }
+static inline void tvm_builtin_ptx_cp_async_wait_group_async_wait_group_1() { shim_wait(1); }
 
 // -- ldmatrix: lane 8k + r gives the address of row r of matrix k; lane 4r + c gets columns 2c and 2c + 1 of row r ------
 

@@ -1,0 +1,20 @@
+"""The plan of a graph for a GPU."""
+
+from __future__ import annotations
+
+from ..pieces import Piece
+from ..plan import Planner
+from ..views import View
+from .products import plan_product
+
+__all__ = ["CudaPlanner"]
+
+
+class CudaPlanner(Planner):
+    """A planner whose products read their right side where it lies: [outer…, 1, k, n], with any strides."""
+
+    target = "cuda"
+    others = "numpy or ort-cuda"
+
+    def multiply(self, out: View, a: View, right: View, tail: Piece, node: str) -> None:
+        plan_product(self, out, a, right, tail, node)
