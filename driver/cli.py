@@ -21,6 +21,7 @@ from .caching import CacheOptions
 from .causality import describe_causality
 from .cli_common import common, emit
 from .cli_generate import token_ids
+from .cli_tune import tune_command
 from .cli_words import embed_command, generate_command
 from .compile import compile_graph
 from .group import EXIT_CODES, TERMINATED, AttncGroup
@@ -46,6 +47,7 @@ def cli() -> None:
 
 cli.add_command(generate_command)
 cli.add_command(embed_command)
+cli.add_command(tune_command)
 
 
 def main() -> None:

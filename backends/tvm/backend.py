@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...ir import ArtifactError, Graph, Node, TargetError
+from ...ir import ArtifactError, Graph, Node, TargetError, UsageError
 from ...ir.operator import Operator
 from ..base import Backend, Executable, Options, Placement
 from .attention import takes
 from .machine import machine_of
 from .plan import Plan, Planner
 from .rules import RULES
+from .tuning import Tuning
 
-__all__ = ["LIBRARY", "PLAN", "VERSIONS", "TvmCpuBackend"]
+__all__ = ["LIBRARY", "PLAN", "VERSIONS", "TvmCpuBackend", "choices_of", "start_threads"]
 
 VERSIONS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 """The versions that the kernels were written for. TVM's API moves with each, and other versions of the second crash."""
@@ -36,6 +38,11 @@ class TvmCpuBackend(Backend):
     hand."""
 
     name = "tvm-cpu"
+
+    def __init__(self, tuning: Tuning | None = None, measured: Sequence[Mapping[str, Any]] = ()) -> None:
+        """``tuning`` is what programs that are built use; ``measured`` says in their artifacts why."""
+        self.tuning = tuning or Tuning()
+        self.measured = list(measured)
 
     def check(self) -> None:
         if find_spec("tvm") is None or find_spec("tvm_ffi") is None:
@@ -65,17 +72,20 @@ class TvmCpuBackend(Backend):
         # What neither has kernels nor consists of simpler operators is computed by NumPy.
         return node.op.name in RULES or type(node.op).decompose is Operator.decompose
 
-    def plan(self, graph: Graph, options: Options, mcpu: str | None = None) -> tuple[Plan, str]:
+    def plan(
+        self, graph: Graph, options: Options, mcpu: str | None = None, tuning: Tuning | None = None
+    ) -> tuple[Plan, str]:  # fmt: skip
         """The plan of a graph, and the processor that it is for. Raises UnsupportedError that names a node."""
         name, machine = machine_of(mcpu or options.extra.get("mcpu"))
-        return Planner(graph, machine, RULES).run(), name
+        return Planner(graph, machine, RULES, tuning or self.tuning).run(), name
 
     def build(self, graph: Graph, folder: Path, options: Options) -> dict[str, Placement]:
         from .compiling import export
 
         plan, mcpu = self.plan(graph, options)
         export(plan.kernels, mcpu, folder / LIBRARY)
-        text = {"mcpu": mcpu, "kernels": sorted(plan.kernels), "callbacks": plan.callbacks}
+        text: dict[str, Any] = {"mcpu": mcpu, "kernels": sorted(plan.kernels), "callbacks": plan.callbacks}
+        text |= {"choices": self.tuning.to_json(), "measured": self.measured}
         (folder / PLAN).write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
         return {}
 
@@ -83,12 +93,12 @@ class TvmCpuBackend(Backend):
         from .compiling import functions, load_library
         from .executor import TvmExecutable
 
-        _start_threads(options.threads)
+        start_threads(options.threads)
         if folder is None:
             plan, mcpu = self.plan(graph, options)
             return TvmExecutable(graph, plan, functions(plan.kernels, mcpu))
         held = _read(folder / PLAN)
-        plan, _ = self.plan(graph, options, held["mcpu"])
+        plan, _ = self.plan(graph, options, held["mcpu"], held["choices"])
         if sorted(plan.kernels) != held["kernels"]:
             raise ArtifactError(
                 f"{folder / LIBRARY}: it was compiled by another version of attnc; compile the model again"
@@ -96,15 +106,22 @@ class TvmCpuBackend(Backend):
         return TvmExecutable(graph, plan, load_library(folder / LIBRARY, plan.kernels))
 
 
+def choices_of(folder: Path) -> Tuning:
+    """The choices of a program that was built into a folder. Raises ArtifactError."""
+    found: Tuning = _read(folder / PLAN)["choices"]
+    return found
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
-        return {"mcpu": str(held["mcpu"]), "kernels": list(held["kernels"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        choices = Tuning.from_json(held.get("choices", {}))
+        return {"mcpu": str(held["mcpu"]), "kernels": list(held["kernels"]), "choices": choices}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         raise ArtifactError(f"{path}: cannot be read: {error}") from error
 
 
-def _start_threads(threads: int | None) -> None:
+def start_threads(threads: int | None) -> None:
     """Sizes TVM's pool, which is the process's. Left alone, TVM counts half of the processors (it takes them for
     hyper-threads) and ties the calling thread to one of them, and with it every thread that others start later."""
     import tvm

@@ -26,7 +26,7 @@ from .pieces import (
     product_of,
     views_of,
 )
-from .plan import Packed, Planner
+from .plan import Packed, Planner, matmul_key
 from .views import Storage, View, contiguous
 
 __all__ = ["RULES", "pack"]
@@ -275,17 +275,20 @@ def _matmul(p: Planner, node: Node) -> Piece | None:
 
 def _product(p: Planner, a: View, b: View, shape: tuple[Dim, ...], dtype: DType, node: str) -> Product:
     lead = shape[:-2]
-    packed = pack(p, b, node)
+    vectors = p.tuning.of(matmul_key(a, shape), p.machine.product).vectors
+    packed = pack(p, b, node, vectors=vectors)
     strides = packed.expanded((*lead, *packed.shape[-3:])).strides
     right = View(packed.storage, packed.dtype, (*lead, *packed.shape[-3:]), strides, packed.offset)
     return Product(dtype, shape, a.expanded((*lead, *a.shape[-2:])), right)
 
 
-def pack(p: Planner, b: View, node: str, when: tuple[Dim, int, int] | None = None) -> View:
+def pack(
+    p: Planner, b: View, node: str, when: tuple[Dim, int, int] | None = None, vectors: int | None = None
+) -> View:  # fmt: skip
     """A matrix [lead…, k, n] as panels [lead…, panels, k, w]: constants when the program is loaded, others by a
     kernel."""
     lead, (k, n) = b.shape[:-2], b.shape[-2:]
-    width = p.machine.panel(b.dtype, n)
+    width = p.machine.panel(b.dtype, n, vectors)
     # Repeated heads and batch rows are packed once.
     once = tuple(1 if s == 0 else d for d, s in zip(lead, b.strides, strict=False))
     shape = (*once, (n + (width - 1)) // width, k, width)

@@ -29,13 +29,14 @@ class Tiling:
 
     A block holds ``rows`` rows: ``rows // pack`` queries of ``pack`` query heads that share their keys (GQA), so that a
     key is read once for them. With ``split`` the visible keys of a query block are shared among several blocks, whose
-    sums another kernel merges (Dao et al. 2023, Flash-Decoding).
+    sums another kernel merges (Dao et al. 2023, Flash-Decoding). ``warps`` is how many a block has.
     """
 
     rows: int
     cols: int
     pack: int = 1
     split: bool = False
+    warps: int = 4
 
     @property
     def queries(self) -> int:
