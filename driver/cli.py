@@ -23,6 +23,7 @@ _MODULES = {
     "generate": "cli_words",
     "inspect": "cli_model",
     "run": "cli_artifact",
+    "tune": "cli_tune",
     "verify": "cli_artifact",
 }
 """By command, the module that has it as NAME_command."""

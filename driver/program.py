@@ -96,10 +96,11 @@ class Program:
             self._backend = backend
         return self._backend
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the program as an artifact, a folder. Raises OutputError, after which ``path`` is as it was."""
+    def save(self, path: str | os.PathLike[str], backend: Backend | None = None) -> None:
+        """Writes the program as an artifact, a folder; ``backend`` builds it, by default the program's own. Raises
+        OutputError, after which ``path`` is as it was."""
         artifact.write(
-            Path(path), self.graph, self.source, self.backend, self.target, self.options, self.report,
+            Path(path), self.graph, self.source, backend or self.backend, self.target, self.options, self.report,
             plan=self.plan, prepare=self.prepare, words=self.words, wordless=self.wordless,
         )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...ir import DType, Node
@@ -10,18 +11,13 @@ from ...ir.dims import dim_max, dim_min
 from ...ir.expr import variables
 from ...ir.ops.attention import DOT, is_linear
 from .pieces import Piece, SpecBuilder
+from .tuning import AttentionTile, FewQueries
 from .views import View
 
 if TYPE_CHECKING:
     from .plan import Planner
 
-__all__ = ["plan_attention", "takes"]
-
-TILE = {"rows": 64, "cols": 64}
-"""Queries and keys of a tile, by measurement: ``benchmarks/tvm_cpu.py``."""
-
-FEW = {"most": 4, "block": 32}
-"""So many queries go along the keys, which are taken in blocks."""
+__all__ = ["attention_key", "plan_attention", "takes"]
 
 CHUNK = {"chunk": 32}
 """Tokens whose weights linear attention takes one by one, by measurement."""
@@ -68,7 +64,8 @@ def plan_attention(p: Planner, node: Node) -> Piece:
     made = p.buffer(node.output.dtype, (b, n, h, c))
     out = made.transposed((0, 2, 1, 3))
     options = _options(p, node)
-    few = FEW["most"]
+    key = attention_key(node)
+    few = p.tuning.of(key, FewQueries()).most
     if not isinstance(n, int) or n <= few:
         _along(p, node, (q, k, v), loads, out, options, None if isinstance(n, int) else (n, 0, few))
     when = None if isinstance(n, int) else (n, few + 1, _LARGE)
@@ -85,7 +82,8 @@ def plan_attention(p: Planner, node: Node) -> Piece:
         outs = [spec.read(out)]
         trees = [spec.read(x) for x in (q, keys, v, *loads)]
         named = ("names", _names(p, node, spec))
-        p.emit(spec, "attention", outs, trees, [*options, *TILE.items(), named], node.output.name, when)
+        options += [*asdict(p.tuning.of(key, AttentionTile())).items(), named]
+        p.emit(spec, "attention", outs, trees, options, node.output.name, when, key)
     return out
 
 
@@ -103,7 +101,9 @@ def _along(
     outs = [spec.read(x) for x in held]
     trees = [spec.read(x) for x in (q, k, v, *loads)]
     named = ("names", _names(p, node, spec))
-    p.emit(spec, "along", outs, trees, [*options, *FEW.items(), named], node.output.name, when)
+    key = attention_key(node)
+    few = p.tuning.of(key, FewQueries())
+    p.emit(spec, "along", outs, trees, [*options, *asdict(few).items(), named], node.output.name, when, key)
     spec = SpecBuilder()
     outs = [spec.read(out)]
     values = [v] if node.attr("empty") == "mean" else []
@@ -113,6 +113,16 @@ def _along(
 
 
 _LARGE = 1 << 62
+
+
+def attention_key(node: Node) -> str:
+    """What the tiles of an attention go by."""
+    q, k, v = (x.shape for x in node.operands[:3])
+    n, m = ("*" if not isinstance(d, int) else str(d) for d in (q[2], k[2]))
+    mask = node.attr("mask")
+    seen = "all" if mask is None or mask.is_all else mask.text
+    heads = f"{q[1]} heads on {k[1]} of width {q[3]} and {v[3]}"
+    return f"{node.output.dtype.value} {heads}, {n} queries, {m} keys, {seen}"
 
 
 def _names(p: Planner, node: Node, spec: SpecBuilder) -> tuple[tuple[str, Any], ...]:

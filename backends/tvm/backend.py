@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...ir import ArtifactError, Graph, Node, TargetError
+from ...ir import ArtifactError, Graph, Node, TargetError, UsageError
 from ...ir.operator import Operator
 from ..base import Backend, Executable, Options, Placement
 from .attention import takes
@@ -19,8 +20,9 @@ from .packing import map_packed, write_packed
 from .plan import Machine, Plan, Planner
 from .rules import RULES
 from .runtime import runtime_function
+from .tuning import Tuning
 
-__all__ = ["LIBRARY", "PACKED", "PLAN", "VERSIONS", "TvmCpuBackend"]
+__all__ = ["LIBRARY", "PACKED", "PLAN", "VERSIONS", "TvmCpuBackend", "choices_of", "start_threads"]
 
 VERSIONS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 """The versions that the kernels were written for. TVM's API moves with each, and other versions of the second crash."""
@@ -43,6 +45,11 @@ class TvmCpuBackend(Backend):
     name = "tvm-cpu"
     extras = frozenset({"mcpu"})
     packs = True  # a column of a wider product is a view, and each kernel fewer is a meeting of the threads fewer
+
+    def __init__(self, tuning: Tuning | None = None, measured: Sequence[Mapping[str, Any]] = ()) -> None:
+        """``tuning`` is what programs that are built use; ``measured`` says in their artifacts why."""
+        self.tuning = tuning or Tuning()
+        self.measured = list(measured)
 
     def check_opened(self) -> None:
         if find_spec("tvm") is None or find_spec("tvm_ffi") is None:
@@ -75,10 +82,12 @@ class TvmCpuBackend(Backend):
         # What neither has kernels nor consists of simpler operators is computed by NumPy.
         return node.op.name in RULES or type(node.op).decompose is Operator.decompose
 
-    def plan(self, graph: Graph, options: Options, mcpu: str | None = None) -> tuple[Plan, str]:
+    def plan(
+        self, graph: Graph, options: Options, mcpu: str | None = None, tuning: Tuning | None = None
+    ) -> tuple[Plan, str]:  # fmt: skip
         """The plan of a graph, and the processor that it is for. Raises UnsupportedError that names a node."""
         name, machine = machine_of(mcpu or options.extra.get("mcpu"))
-        return Planner(graph, machine, RULES).run(), name
+        return Planner(graph, machine, RULES, tuning or self.tuning).run(), name
 
     def build(self, graph: Graph, folder: Path, options: Options) -> dict[str, Placement]:
         from .compiling import export
@@ -90,6 +99,7 @@ class TvmCpuBackend(Backend):
         text = {
             "mcpu": mcpu, "features": features_used(mcpu), "vector": machine_of(mcpu)[1].vector, "library": library,
             "kernels": sorted(plan.kernels), "callbacks": plan.callbacks, "packed": write_packed(plan, folder / PACKED),
+            "choices": self.tuning.to_json(), "measured": self.measured,
         }  # fmt: skip
         (folder / PLAN).write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
         return {}
@@ -98,7 +108,7 @@ class TvmCpuBackend(Backend):
         from .compiling import functions, load_library
         from .executor import TvmExecutable
 
-        _start_threads(options.threads)
+        start_threads(options.threads)
         if folder is None:
             plan, mcpu = self.plan(graph, options)
             if found := lacking(mcpu):
@@ -114,7 +124,7 @@ class TvmCpuBackend(Backend):
                 f"one ({host()}) lacks; compile the model again, here or for a processor that both contain"
             )
         machine = machine_of(held["mcpu"])[1] if held["vector"] is None else Machine(held["vector"])
-        plan = Planner(graph, machine, RULES).run()
+        plan = Planner(graph, machine, RULES, held["choices"]).run()
         if sorted(plan.kernels) != held["kernels"]:
             raise ArtifactError(
                 f"{folder / held['library']}: it was compiled by another version of attnc; compile the model again"
@@ -123,22 +133,29 @@ class TvmCpuBackend(Backend):
         return TvmExecutable(graph, plan, loaded, map_packed(plan, folder / PACKED, held["packed"]), options.threads)
 
 
+def choices_of(folder: Path) -> Tuning:
+    """The choices of a program that was built into a folder. Raises ArtifactError."""
+    found: Tuning = _read(folder / PLAN)["choices"]
+    return found
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
         places = {str(name): int(at) for name, at in held.get("packed", {}).items()}
         return {
             "mcpu": str(held["mcpu"]), "kernels": list(held["kernels"]), "packed": places,
+            "choices": Tuning.from_json(held.get("choices", {})),
             "library": Path(str(held.get("library", "kernels.so"))).name,
             # Older artifacts do not say these.
             "features": [str(f) for f in held["features"]] if "features" in held else None,
             "vector": int(held["vector"]) if "vector" in held else None,
         }  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         raise ArtifactError(f"{path}: cannot be read: {error}") from error
 
 
-def _start_threads(threads: int | None) -> None:
+def start_threads(threads: int | None) -> None:
     """Sizes TVM's pool, which is the process's. Left alone, TVM counts half of the processors (it takes them for
     hyper-threads) and ties the calling thread to one of them, and with it every thread that others start later."""
     count = threads or os.cpu_count() or 1

@@ -34,6 +34,7 @@ def plan_grouped(p: Planner, node: Node) -> Piece:
     target = out.reshaped((rows, out.shape[-1]))
     assert target is not None
     outs = [b.read(target)]
-    trees = [b.read(v) for v in (flat(x, x.shape[-1]), pack(p, w, name), flat(names))]
-    p.emit(b, "grouped", outs, trees, [("lanes", p.machine.lanes(node.output.dtype))], name)
+    tile = p.machine.product
+    trees = [b.read(v) for v in (flat(x, x.shape[-1]), pack(p, w, name, vectors=tile.vectors), flat(names))]
+    p.emit(b, "grouped", outs, trees, [("lanes", p.machine.lanes(node.output.dtype)), ("rows", tile.rows)], name)
     return out

@@ -26,9 +26,10 @@ from .pieces import (
     views_of,
 )
 from .spec import Kernel, Literal
+from .tuning import PARALLEL, MatmulTile, Tuning
 from .views import Storage, View, contiguous
 
-__all__ = ["Call", "Callback", "Machine", "Packed", "Plan", "Planner", "Waits"]
+__all__ = ["Call", "Callback", "Machine", "Packed", "Plan", "Planner", "Waits", "matmul_key"]
 
 
 @dataclass(frozen=True)
@@ -42,23 +43,35 @@ class Machine:
         bits = 32 if dtype.bits == 16 else max(dtype.bits, 8)
         return max(1, min(self.vector * 8 // bits, 16))
 
-    def panel(self, dtype: DType, columns: Dim) -> int:
+    @property
+    def registers(self) -> int:
+        """How many vector registers there are."""
+        return 32 if self.vector == 64 else 16
+
+    @property
+    def product(self) -> MatmulTile:
+        """The tile of a matrix product whose sums the registers hold."""
+        return MatmulTile() if self.registers == 32 else MatmulTile(rows=4, vectors=3)
+
+    def panel(self, dtype: DType, columns: Dim, vectors: int | None = None) -> int:
         """Columns of a panel of a matrix with so many columns."""
         lanes = self.lanes(dtype)
         if isinstance(columns, int) and columns <= lanes:
             return lanes
-        return lanes * self.vectors
+        return lanes * (vectors or self.vectors)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel with what it is called on. It is skipped unless ``least <= size <= most``, where ``when`` is given."""
+    """A kernel with what it is called on. It is skipped unless ``least <= size <= most``, where ``when`` is given.
+    ``key`` is what its choice in ``Tuning`` goes by, where it has one."""
 
     kernel: Kernel
     storages: tuple[Storage, ...]
     sizes: tuple[Dim, ...]
     node: str
     when: tuple[Dim, int, int] | None = None
+    key: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +121,16 @@ Waits = frozenset({"softmax", "layer_norm", "rms_norm", "state_append", "state_w
 """Operators besides the pointwise ones and reductions that compute an operand where they read it."""
 
 
+SPREAD = frozenset({"map", "reduce", "cumulative", "pack", "rows"})
+"""The kinds of kernels that are shared among threads only from ``Tuning.parallel`` elements on."""
+
+
+def matmul_key(a: View, shape: Sequence[Dim]) -> str:
+    """What the tile of a product of these shapes goes by: sizes that are no numbers are alike."""
+    m, k, n = ("*" if not isinstance(d, int) else str(d) for d in (shape[-2], a.shape[-1], shape[-1]))
+    return f"{a.dtype.value} [{m}, {k}] x [{k}, {n}]"
+
+
 class Planner:
     """Plans one graph. The operators' rules are in ``rules``."""
 
@@ -115,9 +138,12 @@ class Planner:
     others = "numpy or ort-cpu"
     """What to compile for instead of what the target lacks."""
 
-    def __init__(self, graph: Graph, machine: Machine, rules: Mapping[str, Any]) -> None:
+    def __init__(
+        self, graph: Graph, machine: Machine, rules: Mapping[str, Any], tuning: Tuning | None = None
+    ) -> None:  # fmt: skip
         self.graph = graph
         self.machine = machine
+        self.tuning = tuning or Tuning()
         self.rules = rules
         self.plan = Plan()
         self.pieces: dict[Value, Piece] = {}
@@ -242,10 +268,12 @@ class Planner:
     # -- kernels -------------------------------------------------------------------------------------------------
 
     def emit(
-        self, b: SpecBuilder, kind: str, outs: Any, trees: Any, options: Any, node: str, when: Any = None
+        self, b: SpecBuilder, kind: str, outs: Any, trees: Any, options: Any, node: str, when: Any = None, key: str = ""
     ) -> None:  # fmt: skip
+        if kind in SPREAD and self.tuning.parallel != PARALLEL:
+            options = (*options, ("parallel", self.tuning.parallel))
         kernel = b.kernel(kind, outs, trees, options)
-        self.plan.steps.append(Call(kernel, tuple(b.storages), tuple(b.sizes), node, when))
+        self.plan.steps.append(Call(kernel, tuple(b.storages), tuple(b.sizes), node, when, key))
 
     def emit_map(self, parts: Sequence[tuple[View, Piece]], node: str) -> None:
         """One kernel that computes each piece into its view."""
@@ -285,15 +313,17 @@ class Planner:
             strides=(*(right.strides[g[-1]] for g in outer), *right.strides[-3:]),
         )
         tail = map_views(piece, lambda v: part(v.expanded(found.shape), 1), (*lead_shape, n))
-        self.multiply(part(out, 1), part(a, 1), packed, tail, node)
+        self.multiply(part(out, 1), part(a, 1), packed, tail, node, matmul_key(a, found.shape))
 
-    def multiply(self, out: View, a: View, right: View, tail: Piece, node: str) -> None:
+    def multiply(self, out: View, a: View, right: View, tail: Piece, node: str, key: str) -> None:
         """Writes ``tail``, which holds the product of a [outer…, m, k] and right [outer…, panels, k, w], into out
         [outer…, m, n]."""
         b = SpecBuilder()
         target = b.read(out)
         trees = [b.read(a), b.read(right), b.tree(tail)]
-        self.emit(b, "matmul", [target], trees, [("lanes", self.machine.lanes(a.dtype))], node)
+        tile = self.tuning.of(key, self.machine.product)
+        options = [("lanes", self.machine.lanes(a.dtype)), ("rows", tile.rows), ("near", tile.near)]
+        self.emit(b, "matmul", [target], trees, options, node, key=key)
 
     def callback(self, node: Node) -> list[Piece]:
         """The node as NumPy computes it."""

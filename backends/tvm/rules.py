@@ -28,7 +28,7 @@ from .pieces import (
     product_of,
     views_of,
 )
-from .plan import Packed, Planner
+from .plan import Packed, Planner, matmul_key
 from .selecting import SELECTING
 from .views import Storage, View, contiguous
 
@@ -255,9 +255,9 @@ def _cumulative(p: Planner, node: Node) -> Piece:
     return out
 
 
-Right = Callable[[Planner, View, str], View]
-"""Makes of the right side [lead…, k, n] of a product what its kernel reads, [lead…, panels, k, w]; the text names the
-node."""
+Right = Callable[[Planner, View, str, str], View]
+"""Makes of the right side [lead…, k, n] of a product what its kernel reads, [lead…, panels, k, w]; the texts are the
+node's name and the key of the product's tile."""
 
 
 def product_rule(right: Right, least: int = 16) -> Rule:
@@ -279,11 +279,12 @@ def _matmul(p: Planner, node: Node, side: Right, least: int) -> Piece | None:
         lead = shape[: len(shape) - rows - columns]
         full = (*lead, a.shape[-2], b.shape[-1])
         made = p.buffer(dtype, full)
-        p.materialise(_product(p, a, side(p, b, node.output.name), full, dtype), full, dtype, made, node.output.name)
+        right_side = side(p, b, node.output.name, matmul_key(a, full))
+        p.materialise(_product(p, a, right_side, full, dtype), full, dtype, made, node.output.name)
         found = made.reshaped(shape)
         assert found is not None
         return found
-    return _product(p, a, side(p, b, node.output.name), shape, dtype)
+    return _product(p, a, side(p, b, node.output.name, matmul_key(a, shape)), shape, dtype)
 
 
 def _product(p: Planner, a: View, packed: View, shape: tuple[Dim, ...], dtype: DType) -> Product:
@@ -293,11 +294,13 @@ def _product(p: Planner, a: View, packed: View, shape: tuple[Dim, ...], dtype: D
     return Product(dtype, shape, a.expanded((*lead, *a.shape[-2:])), right)
 
 
-def pack(p: Planner, b: View, node: str, when: tuple[Dim, int, int] | None = None) -> View:
+def pack(
+    p: Planner, b: View, node: str, when: tuple[Dim, int, int] | None = None, vectors: int | None = None
+) -> View:  # fmt: skip
     """A matrix [lead…, k, n] as panels [lead…, panels, k, w]: constants when the program is loaded, others by a
     kernel."""
     lead, (k, n) = b.shape[:-2], b.shape[-2:]
-    width = p.machine.panel(b.dtype, n)
+    width = p.machine.panel(b.dtype, n, vectors)
     # Repeated heads and batch rows are packed once.
     once = tuple(1 if s == 0 else d for d, s in zip(lead, b.strides, strict=False))
     shape = (*once, (n + (width - 1)) // width, k, width)
@@ -312,6 +315,11 @@ def pack(p: Planner, b: View, node: str, when: tuple[Dim, int, int] | None = Non
         source = View(b.storage, b.dtype, (*once, k, n), b.strides, b.offset)
         p.emit(spec, "pack", outs, [spec.read(source)], (), node, when)
     return made.expanded((*lead, *shape[-3:]))
+
+
+def _panels(p: Planner, b: View, node: str, key: str) -> View:
+    """As ``pack``, in panels of the product's tile."""
+    return pack(p, b, node, vectors=p.tuning.of(key, p.machine.product).vectors)
 
 
 # -- states ----------------------------------------------------------------------------------------------------------
@@ -362,7 +370,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "cumsum": _cumulative,
     "cumprod": _cumulative,
-    "matmul": product_rule(pack),
+    "matmul": product_rule(_panels),
     "grouped_matmul": plan_grouped,
     "attention": plan_attention,
     "state_read": _state_read,

@@ -1,6 +1,6 @@
 """Attention on the plain arithmetic units: any score, any inner product, float32 and half precisions.
 
-One block of 8 × 16 threads per (batch, heads, query tile) walks over the key tiles with a running maximum and sum
+One block of Y × 16 threads per (batch, heads, query tile) walks over the key tiles with a running maximum and sum
 (Milakov and Gimelshein 2018; Dao et al. 2022). Thread (y, x) holds the rows y·R … y·R + R - 1 and every 16th column
 from x on: a row belongs to half a warp, so that its maximum is four shuffles and its weights need no barrier of the
 block.
@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
+from ....ir import UsageError
 from ....ir.ops.attention import DOT
+from ..tuning import CudaTile
 from . import ptx
 from .arguments import Arguments, Tensors
+from .cards import CARDS, Card
+from .cost import DECODE, PREFILL, Candidate, best, fma_registers
 from .emit import (
     Arrays,
     Pool,
@@ -42,18 +46,36 @@ from .expressions import integer
 from .frame import LOG2E, Frame, Tiling, exists, finished, mean, pack_of
 from .spec import SHARED, Spec
 
-__all__ = ["attention_fma", "emit_fma", "fma_tiling"]
+__all__ = ["attention_fma", "emit_fma", "fma_candidates", "fma_tiling"]
 
-X, Y = 16, 8
-"""The threads of a block along columns and rows."""
+X = 16
+"""The threads of a block along columns; along rows it has two for each warp."""
 
 
-def fma_tiling(spec: Spec, split: bool = False, shared: int = SHARED) -> Tiling:
-    """Tiles whose sums fit into the registers of 128 threads and whose arrays into ``shared`` bytes."""
-    widest = max(spec.width, spec.value_width)
-    rows = 2 * Y if split else 8 * Y if widest <= 64 else 4 * Y
-    tiling = Tiling(rows, 2 * X, pack_of(spec, rows, split), split)
-    return tiling if pool_bytes(_arrays(spec, tiling)) <= shared else replace(tiling, cols=X)
+def fma_tiling(
+    spec: Spec, split: bool = False, shared: int = SHARED, card: Card | None = None, tile: CudaTile | None = None
+) -> Tiling:
+    """The tile that is fastest by the cost model on a card whose blocks may have ``shared`` bytes, or the one given.
+    Raises UsageError for one that the kernel cannot have."""
+    chosen = tile or fma_candidates(spec, split, shared, card)[0].tile
+    if chosen.rows % (2 * chosen.warps) or chosen.stages != 1:
+        raise UsageError(
+            f"the plain kernel has rows for each of 2 x {chosen.warps} half warps, and one stage: {chosen}"
+        )
+    return Tiling(chosen.rows, chosen.cols, pack_of(spec, chosen.rows, split), split, chosen.warps)
+
+
+def fma_candidates(spec: Spec, split: bool, shared: int = SHARED, card: Card | None = None) -> list[Candidate]:
+    """Tiles that fit, fastest by the cost model first. For eight warps ptxas saves registers until some spill."""
+    found = []
+    for warps, each, cols in product((1, 2, 4), (1, 2, 4, 8, 16), (X, 2 * X, 4 * X)):
+        rows = 2 * warps * each
+        tiling = Tiling(rows, cols, pack_of(spec, rows, split), split, warps)
+        taken = pool_bytes(_arrays(spec, tiling))
+        if rows <= 128 and taken <= shared:
+            registers = fma_registers(spec, rows, cols, warps)
+            found.append(Candidate("fma", CudaTile(rows, cols, 1, warps), tiling.pack, split, taken, registers))
+    return best(spec, found, card or CARDS["A100"], DECODE if split else PREFILL)
 
 
 def _arrays(spec: Spec, tiling: Tiling) -> Arrays:
@@ -90,11 +112,12 @@ def _within(exists: Any, column: Any, width: int, padded: int) -> Any:
 class _Kernel:
     def __init__(self, spec: Spec, tiling: Tiling) -> None:
         self.spec, self.tiling = spec, tiling
-        self.rows, self.cols = tiling.rows // Y, tiling.cols // X
+        self.rows, self.cols = tiling.rows // (2 * tiling.warps), tiling.cols // X
+        self.threads = 32 * tiling.warps
         self.softmax = spec.normalise == "softmax"
 
     def emit(self, given: Arguments) -> None:
-        self.frame = Frame(self.spec, self.tiling, X * Y, given)
+        self.frame = Frame(self.spec, self.tiling, self.threads, given)
         with exists(given):
             self._emit()
 
@@ -118,7 +141,7 @@ class _Kernel:
 
     def _load_queries(self) -> None:
         frame, tile = self.frame, self.pool["query_tile"]
-        with every("e", self.tiling.rows * self.width, frame.thread, X * Y) as e:
+        with every("e", self.tiling.rows * self.width, frame.thread, self.threads) as e:
             row, c = self._place("q", e, self.tiling.rows, self.width)
             i = frame.query(row)
             known = _within(i < frame.n, c, self.spec.width, self.width)
@@ -133,7 +156,7 @@ class _Kernel:
 
     def _load_keys(self, name: str, source: Any, tile: Any, key_block: Any, width: int, stride: int) -> None:
         frame = self.frame
-        with every("e", self.tiling.cols * stride, frame.thread, X * Y) as e:
+        with every("e", self.tiling.cols * stride, frame.thread, self.threads) as e:
             row, c = self._place(name, e, self.tiling.cols, stride)
             j = bind("key", key_block * self.tiling.cols + row)
             value = T.cast(source[frame.batch, frame.group, frame.place(j), c], "float32")

@@ -8,15 +8,19 @@ of NVIDIA's PTX manual: with g = lane // 4 and t = lane % 4 a lane holds rows g 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from ....ir import DType
+from ....ir import DType, UsageError
+from ..tuning import CudaTile
 from . import ptx
 from .arguments import Arguments, Tensors
+from .cards import CARDS, Card
+from .cost import DECODE, PREFILL, Candidate, best, mma_registers
 from .emit import (
     Arrays,
     Pool,
@@ -39,33 +43,47 @@ from .expressions import integer
 from .frame import LOG2E, Frame, Tiling, exists, finished, mean, pack_of
 from .spec import SHARED, Spec
 
-__all__ = ["MmaTiling", "attention_mma", "emit_mma", "mma_tiling"]
+__all__ = ["MmaTiling", "attention_mma", "emit_mma", "mma_candidates", "mma_tiling"]
 
 FRAGMENT = 16
 """Rows, and depth, of one product of the tensor cores; its columns are 8."""
+STAGES = 2
+"""Tiles of keys in shared memory: one is read while the next is copied."""
 CHUNK = 8
 """Entries that one cp.async copies: 16 bytes."""
 
 
 @dataclass(frozen=True)
 class MmaTiling:
-    """``warps`` × ``fragments`` × 16 rows and ``tiling.cols`` keys a tile."""
+    """``tiling.warps`` × ``fragments`` × 16 rows and ``tiling.cols`` keys a tile."""
 
     tiling: Tiling
-    warps: int
     fragments: int
 
 
-def mma_tiling(spec: Spec, split: bool = False, shared: int = SHARED) -> MmaTiling:
-    """Two fragments a warp halve what is read from shared memory; beyond a width of 128 registers allow only one.
-    With a split one warp takes 16 rows: the heads that share the keys."""
-    widest = max(spec.width, spec.value_width)
-    warps, fragments = (1, 1) if split else (4, 2 if widest <= 128 else 1)
-    rows, cols = warps * fragments * FRAGMENT, 64 if widest <= 128 else 32
-    tiling = Tiling(rows, cols, pack_of(spec, rows, split), split)
-    if pool_bytes(_arrays(spec, tiling)) > shared:
-        tiling = replace(tiling, cols=cols // 2)
-    return MmaTiling(tiling, warps, fragments)
+def mma_tiling(
+    spec: Spec, split: bool = False, shared: int = SHARED, card: Card | None = None, tile: CudaTile | None = None
+) -> MmaTiling:
+    """The tile that is fastest by the cost model on a card whose blocks may have ``shared`` bytes, or the one given.
+    Raises UsageError for one that the kernel cannot have."""
+    chosen = tile or mma_candidates(spec, split, shared, card)[0].tile
+    if chosen.rows % (FRAGMENT * chosen.warps) or chosen.stages != STAGES:
+        raise UsageError(f"the tensor-core kernel has 16 rows for each of {chosen.warps} warps, and 2 stages: {chosen}")
+    tiling = Tiling(chosen.rows, chosen.cols, pack_of(spec, chosen.rows, split), split, chosen.warps)
+    return MmaTiling(tiling, chosen.rows // (FRAGMENT * chosen.warps))
+
+
+def mma_candidates(spec: Spec, split: bool, shared: int = SHARED, card: Card | None = None) -> list[Candidate]:
+    """Tiles that fit, fastest by the cost model first. Two fragments a warp halve what is read from shared memory."""
+    found = []
+    for warps, fragments, cols in product((1, 2, 4, 8), (1, 2), (16, 32, 64, 128)):
+        rows = warps * fragments * FRAGMENT
+        tiling = Tiling(rows, cols, pack_of(spec, rows, split), split, warps)
+        taken = pool_bytes(_arrays(spec, tiling))
+        if taken <= shared:
+            registers = mma_registers(spec, rows, cols, warps)
+            found.append(Candidate("mma", CudaTile(rows, cols, STAGES, warps), tiling.pack, split, taken, registers))
+    return best(spec, found, card or CARDS["A100"], DECODE if split else PREFILL)
 
 
 def _arrays(spec: Spec, tiling: Tiling) -> Arrays:
@@ -73,8 +91,8 @@ def _arrays(spec: Spec, tiling: Tiling) -> Arrays:
     width, value_width = (_padded(w) + CHUNK for w in (spec.width, spec.value_width))
     return {
         "query_tile": ((tiling.rows, width), str(spec.dtype)),
-        "key_tiles": ((2, tiling.cols, width), str(spec.dtype)),
-        "value_tiles": ((2, tiling.cols, value_width), str(spec.dtype)),
+        "key_tiles": ((STAGES, tiling.cols, width), str(spec.dtype)),
+        "value_tiles": ((STAGES, tiling.cols, value_width), str(spec.dtype)),
     }
 
 
@@ -97,7 +115,7 @@ def emit_mma(spec: Spec, tiling: MmaTiling, given: Arguments) -> None:
 class _Kernel:
     def __init__(self, spec: Spec, shape: MmaTiling) -> None:
         self.spec, self.tiling, self.fragments = spec, shape.tiling, shape.fragments
-        self.threads = 32 * shape.warps
+        self.threads = 32 * shape.tiling.warps
         self.width, self.value_width = _padded(spec.width), _padded(spec.value_width)
         self.key_tiles, self.value_tiles = shape.tiling.cols // 8, self.value_width // 8
         self.kind = "f16" if spec.dtype is DType.FLOAT16 else "bf16"

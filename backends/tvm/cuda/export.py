@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ....ir import TargetError, UsageError
+from ..tuning import CudaTile
+from .cards import Card, card_of
 from .spec import SHARED, Spec, fits_tensor_cores
 
 __all__ = [
     "ARCHES",
     "check_tvm",
     "compile_cuda",
+    "compile_lean",
     "cuda_source",
     "export_cuda",
     "functions",
@@ -56,11 +59,17 @@ def functions(spec: Spec, split: bool = True) -> dict[str, str]:
 
 
 def cuda_source(
-    specs: Sequence[Spec], arches: Sequence[str] = ARCHES, split: bool = True, only: Sequence[str] = ()
+    specs: Sequence[Spec],
+    arches: Sequence[str] = ARCHES,
+    split: bool = True,
+    only: Sequence[str] = (),
+    tiles: Mapping[str, CudaTile] | None = None,
 ) -> str:
-    """One CUDA C++ file with the functions of all attentions; ``only`` some kinds of them. Tiles fit each arch.
+    """One CUDA C++ file with the functions of all attentions; ``only`` some kinds of them. Tiles fit each arch and are
+    those that the cost model takes for the first, unless ``tiles`` gives others, by function.
 
-    Raises TargetError for a missing or wrong TVM and for an arch that is too old, UsageError for equal names.
+    Raises TargetError for a missing or wrong TVM and for an arch that is too old, UsageError for equal names and for a
+    tile that a kernel cannot have.
     """
     check_tvm()
     for arch in arches:
@@ -71,14 +80,15 @@ def cuda_source(
     from .building import source_of
 
     made: dict[str, Any] = {}
+    card = card_of(arches[0])
     for spec in specs:
         for kind, name in functions(spec, split).items():
             if not only or kind in only:
-                made[name] = _function(spec, kind, name, shared)
+                made[name] = _function(spec, kind, name, shared, card, (tiles or {}).get(name))
     return source_of(made, arches[0])
 
 
-def _function(spec: Spec, kind: str, name: str, shared: int) -> Any:
+def _function(spec: Spec, kind: str, name: str, shared: int, card: Card, tile: CudaTile | None) -> Any:
     from dataclasses import replace
 
     from .attention_fma import attention_fma, fma_tiling
@@ -89,8 +99,8 @@ def _function(spec: Spec, kind: str, name: str, shared: int) -> Any:
         return merge(spec, name)
     split = kind.endswith("_split")
     if kind.startswith("mma"):
-        return attention_mma(replace(spec, name=name), mma_tiling(spec, split, shared))
-    return attention_fma(replace(spec, name=name), fma_tiling(spec, split, shared))
+        return attention_mma(replace(spec, name=name), mma_tiling(spec, split, shared, card, tile))
+    return attention_fma(replace(spec, name=name), fma_tiling(spec, split, shared, card, tile))
 
 
 def shared_memory(arch: str) -> int:
@@ -157,22 +167,74 @@ def compile_cuda(source: Path, library: Path, arches: Sequence[str] = ARCHES, cu
 
 
 def export_cuda(specs: Sequence[Spec], folder: Path, arches: Sequence[str] = ARCHES) -> str | None:
-    """``write_cuda``, and compiles ``attention.so``.
+    """``write_cuda``, and compiles ``attention.so``; kernels that spill registers get the cost model's next tile.
 
     Gives None, or why there is no library: without nvcc the source is still written. Raises as ``cuda_source`` does.
     """
     write_cuda(specs, folder, arches)
     try:
-        compile_cuda(folder / "attention.cu", folder / "attention.so", arches)
+        compile_lean(specs, folder, arches)
     except TargetError as error:
         return str(error)
     return None
 
 
-def write_cuda(specs: Sequence[Spec], folder: Path, arches: Sequence[str] = ARCHES) -> None:
+def compile_lean(specs: Sequence[Spec], folder: Path, arches: Sequence[str] = ARCHES) -> str:
+    """Compiles what ``write_cuda`` wrote, as ``compile_cuda`` does. As long as kernels spill registers, which depends
+    on nvcc too, they get the cost model's next tile, and the file is written anew."""
+    tiles: dict[str, CudaTile] = {}
+    tried: dict[str, set[CudaTile]] = {}
+    source, library = folder / "attention.cu", folder / "attention.so"
+    while True:
+        log = compile_cuda(source, library, arches)
+        others = _leaner(specs, arches, source.read_text(encoding="utf-8"), log, tiles, tried)
+        if not others:
+            return log
+        tiles |= others
+        write_cuda(specs, folder, arches, tiles)
+
+
+_TRIES = 4
+"""How many tiles of a kernel are compiled at most until one does not spill."""
+
+
+def _leaner(
+    specs: Sequence[Spec],
+    arches: Sequence[str],
+    source: str,
+    log: str,
+    tiles: Mapping[str, CudaTile],
+    tried: dict[str, set[CudaTile]],
+) -> dict[str, CudaTile]:
+    """The next tiles, by function, of the kernels that spilled by nvcc's log."""
+    from .resources import resources
+    from .search import candidates_of
+
+    shared, card = min(shared_memory(arch) for arch in arches), card_of(arches[0])
+    spilled = {row.kernel for row in resources(source, log) if row.spills}
+    found = {}
+    for spec in specs:
+        for kind, name in functions(spec).items():
+            if name not in spilled or kind == "merge":
+                continue
+            candidates = [c.tile for c in candidates_of(spec, kind, card, shared)]
+            seen = tried.setdefault(name, set())
+            seen.add(tiles.get(name, candidates[0]))
+            left = [tile for tile in candidates if tile not in seen]
+            if left and len(seen) < _TRIES:
+                found[name] = left[0]
+    return found
+
+
+def write_cuda(
+    specs: Sequence[Spec],
+    folder: Path,
+    arches: Sequence[str] = ARCHES,
+    tiles: Mapping[str, CudaTile] | None = None,
+) -> None:
     """Writes ``attention.cu``, ``attention.json`` (what its functions take) and ``launch.py`` (loads the library, needs
     apache-tvm-ffi alone) into a folder that exists. Raises as ``cuda_source`` does, before anything is written."""
-    source = cuda_source(specs, arches)
+    source = cuda_source(specs, arches, tiles=tiles)
     (folder / "attention.cu").write_text(source, encoding="utf-8")
     description = {"attentions": {spec.name: describe(spec) for spec in specs}, "arches": list(arches)}
     (folder / "attention.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")

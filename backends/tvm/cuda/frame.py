@@ -31,13 +31,15 @@ class Tiling:
 
     A block holds ``rows`` rows: ``rows // pack`` queries of ``pack`` query heads that share their keys (GQA), so that a
     key is read once for them; rows may be left over. With ``split`` the visible keys of a query block are shared among
-    several blocks, whose sums another kernel merges (Dao et al. 2023, Flash-Decoding).
+    several blocks, whose sums another kernel merges (Dao et al. 2023, Flash-Decoding). ``warps`` is how many a block
+    has.
     """
 
     rows: int
     cols: int
     pack: int = 1
     split: bool = False
+    warps: int = 4
 
     @property
     def queries(self) -> int:

@@ -16,5 +16,5 @@ class CudaPlanner(Planner):
     target = "cuda"
     others = "numpy or ort-cuda"
 
-    def multiply(self, out: View, a: View, right: View, tail: Piece, node: str) -> None:
+    def multiply(self, out: View, a: View, right: View, tail: Piece, node: str, key: str) -> None:
         plan_product(self, out, a, right, tail, node)

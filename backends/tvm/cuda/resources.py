@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....ir import DType, MaskSet
-from .export import ARCHES, compile_cuda, cuda_source
+from .export import ARCHES, compile_lean, write_cuda
 from .spec import Spec
 
 __all__ = ["Resources", "resources", "table"]
@@ -74,8 +74,8 @@ def main() -> int:
     ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "attention.cu"
-        path.write_text(cuda_source(specs), encoding="utf-8")
-        log = compile_cuda(path, path.with_suffix(".so"))
+        write_cuda(specs, path.parent)
+        log = compile_lean(specs, path.parent)
         sys.stdout.write(table(resources(path.read_text(encoding="utf-8"), log)))
     return 0
 

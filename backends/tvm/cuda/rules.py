@@ -18,7 +18,7 @@ from .quantised import plan_quantised
 __all__ = ["CUDA_RULES", "takes", "unpacked"]
 
 
-def unpacked(p: Planner, b: View, node: str) -> View:
+def unpacked(p: Planner, b: View, node: str, key: str) -> View:
     """A matrix [lead…, k, n] with any strides as one panel of all its columns."""
     return View(b.storage, b.dtype, (*b.shape[:-2], 1, *b.shape[-2:]), (*b.strides[:-2], 0, *b.strides[-2:]), b.offset)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from tvm import ir, tirx
 
+from ..tuning import PARALLEL
+
 __all__ = ["INDEX", "Emit", "differs", "kind_of", "number", "same"]
 
 INDEX = "int64"
@@ -47,6 +49,8 @@ class Emit:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.parallel = PARALLEL
+        """From so many elements on work is shared among threads."""
         self._params: list[Any] = []
         self._blocks: list[list[Any]] = [[]]
         self._count = 0

@@ -1,4 +1,4 @@
-"""Products in which each row has a matrix of its own: the rows of one matrix are gathered eight at a time."""
+"""Products in which each row has a matrix of its own: the rows of one matrix are gathered a tile's worth at a time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from .tree import Scope, store
 
 __all__ = ["build_grouped"]
 
-_ROWS = 8
-
 
 def build_grouped(kernel: Kernel) -> Any:
     """``outs[0]`` [rows, n] from the trees x [rows, k], w [matrices, panels, k, width] and the matrix of each row.
@@ -27,6 +25,7 @@ def build_grouped(kernel: Kernel) -> Any:
     x, w, names = (t for t in kernel.trees if isinstance(t, Read))
     matrices, panels, _, width = w.shape
     assert isinstance(width, int)
+    tall: int = kernel.option("rows")
     lanes = min(width, kernel.option("lanes"))
     kind = "vector" if lanes > 1 else "serial"
     dtype = wide(x.dtype)
@@ -34,16 +33,16 @@ def build_grouped(kernel: Kernel) -> Any:
     experts, count = scope.size(matrices), scope.size(panels)
 
     def multiply(expert: Any, panel: Any, mine: Any, height: Any) -> None:
-        acc = emit.local(dtype, _ROWS * width, "acc")
-        with emit.loop(_ROWS * width // lanes, "unroll", "z") as z, emit.loop(lanes, kind) as v:
+        acc = emit.local(dtype, tall * width, "acc")
+        with emit.loop(tall * width // lanes, "unroll", "z") as z, emit.loop(lanes, kind) as v:
             emit.store(acc, z * number(lanes) + v, tirx.const(0, dtype))
         multiply_tile(
-            emit, acc, _ROWS, width, lanes, k,
+            emit, acc, tall, width, lanes, k,
             lambda r, kk: scope.load(x, [mine[number(r)], kk]),
             lambda kk, column: scope.load(w, [expert, panel, kk, column]),
         )  # fmt: skip
-        tile = emit.local(dtype, _ROWS * width, "tile")
-        for r in range(0, _ROWS * width, lanes):
+        tile = emit.local(dtype, tall * width, "tile")
+        for r in range(0, tall * width, lanes):
             with emit.loop(lanes, kind, "v") as v:
                 emit.store(tile, number(r) + v, acc[number(r) + v])
         first = emit.let(panel * number(width))
@@ -53,19 +52,19 @@ def build_grouped(kernel: Kernel) -> Any:
 
     with emit.loop(experts * count, "parallel", "t") as t:
         expert, panel = emit.let(tirx.floordiv(t, count)), emit.let(tirx.floormod(t, count))
-        mine, found = emit.local("int64", _ROWS, "rows"), emit.local("int64", 1, "found")
+        mine, found = emit.local("int64", tall, "rows"), emit.local("int64", 1, "found")
         emit.store(found, 0, number(0))
         with emit.loop(rows, name="row") as row:
             name = emit.let(tirx.Cast("int64", scope.load(names, [row])))
             with emit.when(tirx.any(same(name, expert), same(name + experts, expert))):
                 emit.store(mine, found[number(0)], row)
                 emit.store(found, 0, found[number(0)] + number(1))
-                with emit.when(same(found[number(0)], number(_ROWS))):
-                    multiply(expert, panel, mine, number(_ROWS))
+                with emit.when(same(found[number(0)], number(tall))):
+                    multiply(expert, panel, mine, number(tall))
                     emit.store(found, 0, number(0))
         with emit.when(found[number(0)] > number(0)):
             height = emit.let(found[number(0)])
-            with emit.loop(number(_ROWS) - height, name="r") as r:  # computed again, and not stored
+            with emit.loop(number(tall) - height, name="r") as r:  # computed again, and not stored
                 emit.store(mine, height + r, mine[number(0)])
             multiply(expert, panel, mine, height)
     return emit.function()

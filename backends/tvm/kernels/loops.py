@@ -11,10 +11,7 @@ from ..spec import Size
 from .emit import Emit, number
 from .tree import Scope
 
-__all__ = ["PARALLEL", "halved", "lanes_for", "product", "spread", "sweep", "unflatten"]
-
-PARALLEL = 1 << 15
-"""So many elements make it worth waking the other threads."""
+__all__ = ["halved", "lanes_for", "product", "spread", "sweep", "unflatten"]
 
 
 def product(scope: Scope, sizes: Sequence[Size]) -> Any:
@@ -72,10 +69,10 @@ def halved(emit: Emit, lanes_of: Any, lanes: int, how: Callable[[Any, Any], Any]
 def spread(emit: Emit, extent: Any, work: Any, body: Callable[[Any], None]) -> None:
     """``body(t)`` for 0 <= t < extent: by all threads where the work in elements pays for it."""
     if isinstance(work, int | tirx.IntImm):
-        with emit.loop(extent, "parallel" if int(work) >= PARALLEL else "serial", "t") as t:
+        with emit.loop(extent, "parallel" if int(work) >= emit.parallel else "serial", "t") as t:
             body(t)
         return
-    with emit.when(work >= number(PARALLEL)), emit.loop(extent, "parallel", "t") as t:
+    with emit.when(work >= number(emit.parallel)), emit.loop(extent, "parallel", "t") as t:
         body(t)
-    with emit.when(work < number(PARALLEL)), emit.loop(extent, name="t") as t:
+    with emit.when(work < number(emit.parallel)), emit.loop(extent, name="t") as t:
         body(t)

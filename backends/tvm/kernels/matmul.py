@@ -1,4 +1,4 @@
-"""Matrix products: 8 rows and a panel of columns at a time in registers, the right side in packed panels."""
+"""Matrix products: some rows and a panel of columns at a time in registers, the right side in packed panels."""
 
 from __future__ import annotations
 
@@ -16,10 +16,6 @@ __all__ = ["ACCUMULATOR", "build_matmul", "multiply_tile"]
 
 ACCUMULATOR = "accumulator"
 """The operator of the term that stands for the product itself in what is computed behind it."""
-
-_ROWS = 8
-_NEAR = 96
-"""So many rows stay in the second-level cache while the panels pass."""
 
 
 def multiply_tile(emit: Emit, acc: Any, rows: int, width: int, lanes: int, k: Any, left: Any, right: Any) -> None:
@@ -49,7 +45,8 @@ def build_matmul(kernel: Kernel) -> Any:
     lanes = min(width, kernel.option("lanes"))
     dtype = wide(a.dtype)
     m, n, k, count = scope.size(rows), scope.size(columns), scope.size(a.shape[-1]), scope.size(panels)
-    near = number(_NEAR)
+    # So many rows stay in the second-level cache while the panels pass.
+    tall, near = kernel.option("rows"), number(kernel.option("near"))
     blocks = emit.let(tirx.floordiv(m + near - number(1), near))
     one = rows == 1
 
@@ -124,9 +121,9 @@ def build_matmul(kernel: Kernel) -> Any:
         start = emit.let(block * near)
         size = emit.let(tirx.min(near, m - start))
         if not one:
-            with emit.loop(tirx.floordiv(size, number(_ROWS)), name="q") as q:
-                panel(place, p, emit.let(start + q * number(_ROWS)), _ROWS)
-        done = emit.let(number(0) if one else tirx.floordiv(size, number(_ROWS)) * number(_ROWS))
+            with emit.loop(tirx.floordiv(size, number(tall)), name="q") as q:
+                panel(place, p, emit.let(start + q * number(tall)), tall)
+        done = emit.let(number(0) if one else tirx.floordiv(size, number(tall)) * number(tall))
         with emit.loop(size - done, name="q") as q:
             panel(place, p, emit.let(start + done + q), 1)
     return emit.function()

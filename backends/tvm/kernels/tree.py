@@ -9,6 +9,7 @@ from typing import Any
 from tvm import tirx
 
 from ..spec import Kernel, Literal, Read, Size, Term, Tree
+from ..tuning import PARALLEL
 from .emit import INDEX, Emit
 from .scalar import HALF, OPERATORS, Rule, apply, convert, wide
 
@@ -35,6 +36,7 @@ class Scope:
     def __init__(self, kernel: Kernel, emit: Emit) -> None:
         self.kernel = kernel
         self.emit = emit
+        emit.parallel = dict(kernel.options).get("parallel", PARALLEL)
         self.pointers: dict[str, Any] = {name: emit.pointer(name, dtype) for name, dtype in kernel.pointers}
         self._sizes: dict[str, Any] = {name: emit.size(name) for name in kernel.sizes}
         self.special: dict[str, Callable[[Index], Any]] = {}

@@ -206,8 +206,7 @@ def test_what_the_kernels_cannot_address(
 @needs_nvcc
 @pytest.mark.slow
 def test_nvcc_takes_every_kernel(tmp_path: Path) -> None:
-    """With no spills but the few of the widest tensor-core kernel, whose sums fill the registers; and the library loads
-    and says what it wants on a machine without a card."""
+    """With no spills; and the library loads and says what it wants on a machine without a card."""
     from attnc.backends.tvm.cuda.resources import resources
 
     specs = [
@@ -215,11 +214,11 @@ def test_nvcc_takes_every_kernel(tmp_path: Path) -> None:
         for width in (64, 128)
     ]
     export.write_cuda(specs, tmp_path, export.ARCHES)
-    log = export.compile_cuda(tmp_path / "attention.cu", tmp_path / "attention.so")
+    log = export.compile_lean(specs, tmp_path)
     rows = resources((tmp_path / "attention.cu").read_text(), log)
     assert len(rows) == 2 * sum(len(export.functions(spec)) for spec in specs)
     for row in rows:
-        assert row.spills <= (128 if row.kernel == "d128_mma" else 0), row
+        assert row.spills == 0, row
     attention = launcher(tmp_path).load(tmp_path)["d64"]
     q = plain(np.zeros((1, 4, 3, 64), np.float16))
     with pytest.raises(ValueError, match="expected cuda"):
