@@ -59,14 +59,17 @@ class Backend(ABC):
     name: str = ""
     packs: bool = False
     """Whether one product with several matrices side by side is faster than a product with each."""
+    joins_offsets: bool = False
+    """Whether offsets of blocks are fastest as further entries in few bits (``passes/offset_columns.py``)."""
     prefill_chunk: int | None = None
     """How many tokens of a long prompt run at once; None for all of them."""
 
     extras: frozenset[str] = frozenset()
     """The names of the options in ``Options.extra`` that a user may give for this backend."""
 
-    rounds: bool = False
-    """Whether products with weights in few bits are computed with the other operand rounded too."""
+    def rounds(self, node: Node) -> bool:
+        """Whether a product with weights in few bits is computed with the other operand rounded too."""
+        return False
 
     @abstractmethod
     def check(self) -> None:

@@ -150,12 +150,17 @@ def weight_bytes(graph: Graph) -> int:
         for position, value in enumerate(node.inputs):
             if value is None or value.constant is None:
                 continue
-            if node.op.name.startswith("gather") and position == 0:
+            if _is_table(node, position):
                 row = value.constant.nbytes // max(1, value.constant.shape[0]) if value.constant.shape else 0
                 found.setdefault((node, position), row)
             else:
                 found[value] = max(found.get(value, 0), value.constant.nbytes, _widened(node))
     return sum(found.values())
+
+
+def _is_table(node: Node, position: int) -> bool:
+    """Whether a node reads rows of an operand."""
+    return position > 0 if node.op.name == "quantised_gather" else node.op.name.startswith("gather") and position == 0
 
 
 def _widened(node: Node) -> int:

@@ -47,6 +47,9 @@ _opset = click.option("--opset", type=click.IntRange(min=1), help="The ONNX opse
 @click.option(
     "--dtype", type=click.Choice(WEIGHT_TYPES), help="Store the weights in fewer bits; verify shows what it costs."
 )
+@click.option(
+    "--calibrate", metavar="FILE", help="With --dtype int4 or mixed: a text to fit the rounding to, for decoders."
+)
 @click.option("--dequantise", is_flag=True, help="Compute dynamically quantised products in floats.")
 @click.option("--encoder", metavar="FILE", help="A second model that computes inputs of MODEL; see --link.")
 @click.option(
@@ -71,6 +74,7 @@ def compile_command(
     tokens: str | None,
     time: str | None,
     dtype: str | None,
+    calibrate: str | None,
     dequantise: bool,
     encoder: str | None,
     links: tuple[str, ...],
@@ -93,7 +97,7 @@ def compile_command(
     options = Options(
         opset, threads, extras(dtype=dtype, mcpu=mcpu, arches=None if arches is None else arches.split(","))
     )
-    program = compile_graph(source, target, cache, options, verify, progress, caching, dequantise, tokenizer)
+    program = compile_graph(source, target, cache, options, verify, progress, caching, dequantise, tokenizer, calibrate)
     with progress(f"writing {output}"):
         program.save(output)
     remarks = program.backend.remarks(output)

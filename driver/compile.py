@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ..backends.base import Options
-from ..ir import Graph, ModelError, Node, UsageError
-from ..passes.quantise_weights import WEIGHT_TYPES
+from ..ir import Array, Graph, ModelError, Node, UsageError, Value
+from ..passes.quantise_weights import MIXED, STORED, WEIGHT_TYPES
 from . import pipeline
 from .caching import CacheOptions, add_cache
+from .calibrate import calibration_ids, second_moments
 from .find_words import read_words, words_or_reason
 from .load import load
 from .program import Program
@@ -40,6 +41,7 @@ def compile(
     dtype: str | None = None,
     mcpu: str | None = None,
     arches: Sequence[str] | None = None,
+    calibrate: str | os.PathLike[str] | Sequence[int] | None = None,
 ) -> Program:
     """Compiles a graph, or whatever ``load`` takes, for a target. The graph given is not changed.
 
@@ -47,8 +49,10 @@ def compile(
     the same; LeakError says at which node a model reads the future. The options from ``all_logits`` to ``tokens`` are
     those of ``CacheOptions``. ``dequantise`` computes dynamically quantised products in floats, with the weights of the
     model: then no rounding ties its tokens together. ``tokenizer`` is the tokenizer.json of the model, where it does
-    not lie with it. ``dtype`` stores the weights in float16, bfloat16, int8 or int4
-    (``passes/quantise_weights.py``); ``verify`` then shows what that costs.
+    not lie with it. ``dtype`` stores the weights in float16, bfloat16, int8, mixed or int4
+    (``passes/quantise_weights.py``); ``verify`` then shows what that costs. "stored" keeps those of a GGUF file in the
+    blocks that the file has them in. ``calibrate``, a text file or token ids, fits the rounding to 4 bits to what the
+    products of a decoder meet there (at most 2048 tokens).
     ``mcpu`` names the processor that tvm-cpu compiles for as LLVM does, such as x86-64-v3; by default the one at hand.
     ``arches`` are the GPU architectures that the target cuda compiles for, ``("sm_80", "sm_90")`` unless given.
     ``opset`` is the ONNX opset of targets that write ONNX, ``threads`` how many a run may use; None leaves the choice
@@ -59,15 +63,9 @@ def compile(
     caching = CacheOptions(all_logits, rings, time, tokens, max_length)
     options = Options(opset, threads, extras(dtype=dtype, mcpu=mcpu, arches=None if arches is None else list(arches)))
     return compile_graph(
-        source,
-        target,
-        cache,
-        options,
-        verify,
-        caching=caching,
-        dequantise=dequantise,
-        tokenizer=tokenizer,
-    )
+        source, target, cache, options, verify,
+        caching=caching, dequantise=dequantise, tokenizer=tokenizer, calibrate=calibrate,
+    )  # fmt: skip
 
 
 def compile_graph(
@@ -80,6 +78,7 @@ def compile_graph(
     caching: CacheOptions | None = None,
     dequantise: bool = False,
     tokenizer: str | os.PathLike[str] | None = None,
+    calibrate: str | os.PathLike[str] | Sequence[int] | None = None,
 ) -> Program:
     """``compile`` with all options of a backend, and with progress shown."""
     options, caching = options or Options(), caching or CacheOptions()
@@ -93,6 +92,8 @@ def compile_graph(
     dtype = options.extra.get("dtype")
     if dtype is not None and dtype not in WEIGHT_TYPES:
         raise UsageError(f"weights are stored in {', '.join(WEIGHT_TYPES)}, not in {dtype!r}")
+    if calibrate is not None and dtype not in ("int4", MIXED):
+        raise UsageError("a text to calibrate with is for weights in 4 bits: compile with dtype='int4' (--dtype int4)")
     backend = find_backend(target)
     foreign = sorted(set(options.extra) - {"dtype", "max_length"} - backend.extras)
     if foreign:
@@ -101,7 +102,7 @@ def compile_graph(
         backend.check()
     with progress("reading the model"):
         words, wordless = words_or_reason(source) if tokenizer is None else (read_words(Path(tokenizer)), "")
-        model = load(source, caching.max_length)
+        model = load(source, caching.max_length, dtype == STORED)
         if dequantise:  # the model that the program is compared with is the one without the rounding
             model = pipeline.run(model.copy(), pipeline.DEQUANTISE).graph
         graph = model.copy()
@@ -113,17 +114,27 @@ def compile_graph(
         notes=dict(first.notes),
     )
     graph, plan, prepare = first.graph, None, None
+    ids = None if calibrate is None else calibration_ids(calibrate, words)
     if cache:
         with progress("insert-cache"):
             cached = add_cache(graph, caching, report)
         graph, plan, prepare = cached.step, cached.plan, cached.prepare
 
+    def moments(graph: Graph) -> Mapping[Value, Array]:
+        if prepare is not None:
+            raise UsageError("a text to calibrate with is for decoders without an encoder; leave it out (--calibrate)")
+        with progress(f"calibrating with {len(ids or ())} tokens"):
+            return second_moments(graph, plan, ids or ())
+
     def lower(graph: Graph) -> Graph:
         def supports(node: Node) -> bool:
             return backend.supports(node, options)
 
-        passes = pipeline.lowering(supports, backend.packs)
-        passes += () if dtype is None else pipeline.quantising(dtype, supports)
+        mixed = backend.packs and dtype == MIXED  # then only what has as many bits goes side by side
+        passes = pipeline.lowering(supports, backend.packs and not mixed)
+        if dtype is not None:
+            passes += pipeline.quantising(dtype, supports, None if ids is None else moments, mixed)
+        passes += pipeline.JOIN_OFFSETS if backend.joins_offsets else ()
         lowered = pipeline.run(graph, passes, progress=progress)
         for name, notes in lowered.notes.items():  # of both halves, where there is an encoder's
             report.notes[name] = [*report.notes.get(name, []), *notes]

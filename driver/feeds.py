@@ -107,6 +107,8 @@ def _limit(node: Node, position: int, limits: Mapping[Value, int], sizes: Mappin
     name = node.op.name
     if name in ("gather", "gather_elements", "gather_nd") and position == 1:
         return _axis_size(node, sizes)
+    if name == "quantised_gather" and position == 0:
+        return int(str(node.operands[1].shape[0]))
     later = limits.get(node.output)
     if later is None:
         return None

@@ -19,13 +19,14 @@ _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
 _KNOWN = "a .onnx file, a .gguf file, a .attnc file, FILE.py:FUNCTION, or the folder of a checkpoint or an artifact"
 
 
-def load(source: Graph | str | os.PathLike[str], longest: int | None = None) -> Graph:
+def load(source: Graph | str | os.PathLike[str], longest: int | None = None, stored: bool = False) -> Graph:
     """The graph of a model.
 
     ``source`` is a path to a ``.onnx`` file or to a ``.attnc`` text, ``file.py:function`` (the function is called
     without arguments and returns a Graph), the folder of a checkpoint (``config.json`` and safetensors files) or of an
     artifact (the model it was compiled from), or a Graph. ``longest`` is the most tokens that the model will be given:
-    a checkpoint whose positions depend on the length needs it to be causal. Raises ModelError that names the file for
+    a checkpoint whose positions depend on the length needs it to be causal. ``stored`` keeps weights of GGUF files in
+    their blocks (those of ONNX files always stay). Raises ModelError that names the file for
     what is missing, empty, cut short or not a model, UnsupportedError for what attnc does not know, and UsageError for
     a kind of file that attnc does not read.
     """
@@ -50,7 +51,7 @@ def load(source: Graph | str | os.PathLike[str], longest: int | None = None) -> 
     if path.suffix == ".gguf":
         from ..frontends.gguf import load_gguf
 
-        return load_gguf(path)
+        return load_gguf(path, stored)
     if path.suffix == ".attnc":
         return _parse_file(path)
     raise UsageError(f"{path}: attnc does not read {path.suffix or 'a file without a suffix'}; a model is {_KNOWN}")

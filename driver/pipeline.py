@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from ..ir import Graph, Node, UsageError, verify
+from ..ir import Array, Graph, Node, UsageError, Value, verify
 from ..passes.base import Pass, PassResult, Refusal, Replaced
 from ..passes.canonicalise import canonicalise
 from ..passes.causal_forms import causal_forms
@@ -18,10 +18,23 @@ from ..passes.fuse_ffn import fuse_ffn
 from ..passes.fuse_norm import fuse_norm
 from ..passes.fuse_rope import fuse_rope
 from ..passes.lower import lower
+from ..passes.offset_columns import offset_columns
 from ..passes.pack_matmuls import pack_matmuls
 from ..passes.quantise_weights import quantise_weights
 
-__all__ = ["LOAD", "OPTIMISE", "Outcome", "Progress", "lowering", "pass_names", "quantising", "run", "silent"]
+__all__ = [
+    "JOIN_OFFSETS",
+    "LOAD",
+    "OPTIMISE",
+    "Calibrate",
+    "Outcome",
+    "Progress",
+    "lowering",
+    "pass_names",
+    "quantising",
+    "run",
+    "silent",
+]
 
 LOAD = "load"
 """The name of the stage before the first pass."""
@@ -42,6 +55,9 @@ OPTIMISE: tuple[tuple[str, Pass], ...] = (
 
 DEQUANTISE: tuple[tuple[str, Pass], ...] = (("dequantise", dequantise),)
 """What comes before all others when it is asked for."""
+
+Calibrate = Callable[[Graph], Mapping[Value, Array]]
+"""What the inputs of the products of a graph are like (``calibrate.second_moments``)."""
 
 Progress = Callable[[str], AbstractContextManager[object]]
 """Given the name of a step, a context in which it runs."""
@@ -65,16 +81,27 @@ def lowering(supports: Callable[[Node], bool], packs: bool = False) -> tuple[tup
     return (("lower", run_lower), ("pack-matmuls", run_pack), ("tidy", canonicalise))  # type: ignore[return-value]
 
 
-def quantising(weights: str, supports: Callable[[Node], bool]) -> tuple[tuple[str, Pass], ...]:
-    """What stores weights in fewer bits. Nothing may come behind it that folds constants."""
+def quantising(
+    weights: str, supports: Callable[[Node], bool], calibrate: Calibrate | None = None, packs: bool = False
+) -> tuple[tuple[str, Pass], ...]:
+    """What stores weights in fewer bits. Nothing may come behind it that folds constants. ``packs`` then puts products
+    of one input and as many bits side by side."""
 
     def run_quantise(graph: Graph, /) -> object:
-        return quantise_weights(graph, weights)
+        return quantise_weights(graph, weights, None if calibrate is None else calibrate(graph))
 
     def run_lower(graph: Graph, /) -> object:
         return lower(graph, supports)
 
-    return (("quantise-weights", run_quantise), ("lower-weights", run_lower))  # type: ignore[return-value]
+    def run_pack(graph: Graph, /) -> object:
+        return pack_matmuls(graph)
+
+    stages = (("quantise-weights", run_quantise), ("lower-weights", run_lower), ("pack-matmuls", run_pack))
+    return stages if packs else stages[:2]  # type: ignore[return-value]
+
+
+JOIN_OFFSETS: tuple[tuple[str, Pass], ...] = (("offset-columns", offset_columns),)
+"""The last, for targets that ask for it."""
 
 
 def pass_names() -> list[str]:

@@ -143,12 +143,13 @@ class Program:
     @property
     def rounding(self) -> str:
         """Why the program must differ from its model; empty when it need not."""
+        from ..passes.quantise_weights import STORED  # running a program needs no passes
+
         weights = self.options.extra.get("dtype")
-        if weights is not None:
+        if weights not in (None, STORED):
             return f"the weights are in {weights}"
         halves = [self.graph, *([self.prepare] if self.prepare is not None else [])]
-        quantised = any(node.op.name == "quantised_matmul" for half in halves for node in half.walk())
-        if not quantised or not self.backend.rounds:
+        if not any(self.backend.rounds(node) for half in halves for node in half.walk()):
             return ""
         return f"{self.target} rounds what it multiplies with weights in few bits"
 

@@ -14,7 +14,7 @@ from .graph import Graph, Node, State, Value
 from .operator import Array, Run
 from .types import DType, TensorType
 
-__all__ = ["Kernels", "begin", "bind_sizes", "check_feeds", "evaluate", "evaluate_node", "initial_state"]
+__all__ = ["Kernels", "Observer", "begin", "bind_sizes", "check_feeds", "evaluate", "evaluate_node", "initial_state"]
 
 Observer = Callable[[Node, Sequence[Array]], None]
 Kernels = Mapping[str, Callable[..., tuple[Array, ...] | None]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir import Graph, Node, UsageError, Value
+from ..ir import Graph, Node, UsageError, Use, Value
 from ..ir.polynomials import polynomial
 from .timing import Kind, TimingAnalysis
 
@@ -22,7 +22,7 @@ def token_input(graph: Graph, analysis: TimingAnalysis, wanted: str | None = Non
         return found[0]
     numbers = [v for v in along if v.dtype.is_integer]
     if len(numbers) > 1:
-        looked_up = [v for v in numbers if any(u.op.name == "gather" and u.inputs[1] is v for u in v.users)]
+        looked_up = [v for v in numbers if any(_looks_up(use) for use in v.uses)]
         numbers = looked_up or numbers
     if len(numbers) > 1:
         other = ("mask", "position", "type", "segment")
@@ -31,6 +31,10 @@ def token_input(graph: Graph, analysis: TimingAnalysis, wanted: str | None = Non
         names = ", ".join(v.name for v in numbers)
         raise UsageError(f"{graph.name}: any of {names} could be the tokens; name one (the option --tokens)")
     return numbers[0] if numbers else None
+
+
+def _looks_up(use: Use) -> bool:
+    return (use.node.op.name, use.position) in (("gather", 1), ("quantised_gather", 0))
 
 
 def longest(graph: Graph, analysis: TimingAnalysis) -> int | None:

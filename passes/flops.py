@@ -26,6 +26,7 @@ _EACH: Mapping[str, int] = {
     "sigmoid": 4,
     "gelu": 5,  # x/√2, erf, plus one, times x, times a half; with tanh more
     "relu": 1,
+    "quantised_gather": 2,  # minus the zero point, times the scale
 }
 """Operations for each element of the result."""
 
@@ -106,6 +107,11 @@ def bytes_moved(node: Node) -> Dim:
     values: list[Value] = [*node.operands, *node.outputs]
     if node.op.name in ("gather", "gather_elements", "gather_nd", "slice"):
         values = [node.output, *node.operands[1:], node.output]
+    if node.op.name == "quantised_gather":
+        rows = node.operands[0].type.size
+        read: Dim = sum((rows * product(v.shape[1:]) * v.dtype.bits // 8 for v in node.operands[1:]), 0)
+        values = [node.operands[0], node.output]
+        return read + sum((v.type.size * v.dtype.bits // 8 for v in values), 0)
     total: Dim = 0
     for value in values:
         total = total + (value.type.size * value.dtype.bits + 7) // 8

@@ -23,7 +23,7 @@ def pack_matmuls(graph: Graph) -> PassResult:
     for node in graph.nodes:
         if node.op.name == "quantised_matmul" and _packs_blocks(node):
             there = tuple(v is not None for v in node.inputs)
-            kind = (node.operands[0], node.attr("bits"), node.attr("block"), there)
+            kind = (node.operands[0], node.attr("bits"), node.attr("block"), node.attr("exact"), there)
             groups.setdefault(kind, []).append(node)
         elif _packs(node):
             groups.setdefault((node.operands[0],), []).append(node)
@@ -55,13 +55,15 @@ def _packs(node: Node) -> bool:
 
 
 def _packs_blocks(node: Node) -> bool:
-    """The same for a matrix in few bits, of which every operand has a row for each column of the result."""
+    """The same for a matrix in few bits, of which every operand has a row for each column of the result. Its zero
+    points, often all the same, may be those of other matrices too."""
     x, *weights = node.operands
     return (
         x.type.rank >= 2
         and node.output.shape[-1] <= x.shape[-1]
         and all(w.constant is not None and not w.constant.is_missing for w in weights)
-        and all(len(w.uses) == 1 and not w.is_output for w in weights)
+        and len(weights[0].uses) == 1
+        and not any(w.is_output for w in weights)
     )
 
 

@@ -4,9 +4,11 @@
 blocks along k with zero points. In 4 bits the blocks have 32 entries: with normally distributed weights the error is
 7.8 % of the weights' root mean square, without zero points 8.3 %, in blocks of 64 8.7 %, and ONNX Runtime's kernel
 takes the same time. In 8 bits they have 64: 0.53 % instead of 0.47 %, about what rounding x to 8 bits adds anyway, and
-a large product takes three quarters of the time. Norms, biases, convolutions and tables of embeddings stay as they are;
-a table that is also the matrix of the last product is stored twice, once as the rounded matrix, which every token
-reads whole, once as the table, of which a token reads a row.
+a large product takes three quarters of the time. The matrix of the last product, whose errors nothing averages, and
+large tables of embeddings have 8 bits in ``int4`` too; rows of tables are computed when they are gathered, so that one
+that is also the head is stored once. ``mixed`` has 8 bits as well for the values of attentions and where a product
+is added to what runs through the layers. Norms, biases and convolutions stay as they are. ``stored`` changes nothing,
+and says what is in few bits.
 
 ``float16`` and ``bfloat16``: the matrices of products and convolutions and the tables that rows are gathered from are
 stored in that type and cast to the type of the model where they are used; rows are cast when they have been gathered.
@@ -14,6 +16,7 @@ stored in that type and cast to the type of the model where they are used; rows 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,26 +24,43 @@ import numpy as np
 from ..ir import Array, Builder, DType, Graph, Node, Tensor, Value
 from ..ir.quantised import QuantisedMatrix, quantise_matrix
 from .base import PassResult, Refusal
+from .feedback import feedback_factor, round_with_feedback
 from .patterns import made_by, regions
+from .weight_uses import is_added, is_embedded, is_table, last_products, makes_values
 
-__all__ = ["WEIGHT_TYPES", "quantise_weights"]
+__all__ = ["MIXED", "STORED", "WEIGHT_TYPES", "quantise_weights"]
 
-WEIGHT_TYPES = ("float16", "bfloat16", "int8", "int4")
+STORED = "stored"
+"""As the model's file has them: nothing is rounded, matrices in few bits stay so."""
+
+MIXED = "mixed"
+"""In 4 bits, but in 8 the values of attentions and what is added to a sum that further products read."""
+
+WEIGHT_TYPES = ("float16", "bfloat16", "int8", MIXED, "int4", STORED)
 """What weights can be stored in."""
 
 _LEAST = 32
 """Matrices with fewer rows than this stay: a block would hold little, and they are small."""
 
+_LEAST_TABLE = 1 << 16
+"""Tables with fewer entries than this stay, unless they are the matrix of a product too."""
+
 _MATRICES = {("matmul", 1), ("conv", 1)}
 """Operators and operands that are stored in a narrower float type."""
 
 
-def quantise_weights(graph: Graph, weights: str) -> PassResult:
+def quantise_weights(graph: Graph, weights: str, moments: Mapping[Value, Array] | None = None) -> PassResult:
     """Rewrites ``graph`` in place, its regions too, for weights in one of ``WEIGHT_TYPES``. What could be stored in
-    fewer bits but is not has a refusal with the reason."""
-    work = _Work(graph, weights)
+    fewer bits but is not has a refusal with the reason.
+
+    ``moments`` holds the mean of x xᵀ [k, k] for values x of products: matrices in 4 bits are then rounded for the
+    least error of the products (``feedback.py``) instead of the least error of themselves.
+    """
+    if weights == STORED:
+        return _stored(graph)
+    work = _Work(graph, weights, moments or {})
     for one in regions(graph):
-        if weights in ("int8", "int4"):
+        if weights in ("int8", MIXED, "int4"):
             work.round(one)
         else:
             work.narrow(one, DType(weights))
@@ -48,15 +68,39 @@ def quantise_weights(graph: Graph, weights: str) -> PassResult:
     return work.result
 
 
+def _stored(graph: Graph) -> PassResult:
+    """What the graph has in few bits, and which matrices it has not."""
+    result = PassResult(graph, False)
+    sizes: dict[str, dict[Value, int]] = {}
+    for one in regions(graph):
+        for node in one.nodes:
+            if node.op.name in ("quantised_matmul", "quantised_gather"):
+                kind = f"{node.attr('bits')} bits in blocks of {node.attr('block')}"
+                kind += " with minima" if len(node.inputs) > 4 and node.inputs[4] is not None else ""
+                sizes.setdefault(kind, {}).update(
+                    (v, v.constant.nbytes) for v in node.operands[1:] if v.constant is not None
+                )
+            elif _stored_matrix(node) is not None:
+                reason = "the file has its weights as floats, or in blocks of a kind that has no form here"
+                result.refusals.append(Refusal.at(node, "weights in few bits", reason))
+    for kind, values in sorted(sizes.items()):
+        matrices = sum(v.type.rank == 3 for v in values)
+        result.notes.append(f"{matrices} matrices as stored, {kind}: {_megabytes(sum(values.values()))}")
+    return result
+
+
 @dataclass
 class _Work:
     graph: Graph
     weights: str
+    moments: Mapping[Value, Array]
     result: PassResult = field(init=False)
     before: int = 0
     after: int = 0
     square: float = 0.0
     error: float = 0.0
+    fitted: int = 0
+    known: tuple[Value | None, Array | None] = (None, None)
 
     def __post_init__(self) -> None:
         self.result = PassResult(self.graph, False)
@@ -66,6 +110,7 @@ class _Work:
     def round(self, graph: Graph) -> None:
         made: dict[tuple[Value, bool], tuple[QuantisedMatrix, list[Value | None]]] = {}
         count = 0
+        last = last_products(graph)
         for node in list(graph.nodes):
             found = _stored_matrix(node)
             if found is None:
@@ -77,23 +122,66 @@ class _Work:
                 continue
             with graph.insert_before(node):
                 if (value, turned) not in made:
-                    matrix = self._rounded(tensor.array if turned else tensor.array.T)
+                    wide = self.weights == "int8" or node in last or any(is_table(use) for use in value.uses)
+                    wide = wide or (self.weights == MIXED and (is_added(node) or makes_values(node)))
+                    matrix = self._rounded(tensor.array if turned else tensor.array.T, 8 if wide else 4, node)
                     made[value, turned] = matrix, _operands(graph, matrix, value.name)
                 self._replace(graph, node, *made[value, turned])
             count += 1
-        if count:
+        what = f"{count} products with {len(made)} matrices"
+        tables = self._tables(graph, made)
+        if count or tables:
             self.result.changed = True
-            blocks = {m.block for m, _ in made.values()}
+            what += f" and {tables} table{'s' if tables > 1 else ''}" if tables else ""
+            kinds = {f"{sum(o.bits == m.bits for o, _ in made.values())} in {m.bits} bits" for m, _ in made.values()}
+            fitted = f", {self.fitted} of them fitted to a text" if self.fitted else ""
+            off = 100 * (self.error / max(self.square, 1e-30)) ** 0.5
             self.result.notes.append(
-                f"{count} products with {len(made)} matrices in {self.weights}, in blocks of "
-                f"{' or '.join(map(str, sorted(blocks)))} with zero points: {_megabytes(self.before)} became "
-                f"{_megabytes(self.after)}, root mean square error {100 * (self.error / self.square) ** 0.5:.2g} %"
+                f"{what} in {self.weights} ({', '.join(sorted(kinds))}{fitted}): {_megabytes(self.before)} became "
+                f"{_megabytes(self.after)}, root mean square error {off:.2g} %"
             )
+
+    def _tables(self, graph: Graph, made: dict[tuple[Value, bool], tuple[QuantisedMatrix, list[Value | None]]]) -> int:
+        """Rows of tables come from the matrix of the head where that is the table; other large ones are rounded to 8
+        bits. Gives how many tables there were."""
+        found = 0
+        for value in list(graph.constants):
+            uses = [use for use in value.uses if is_table(use)]
+            tensor = value.constant
+            if not uses or tensor is None or tensor.is_missing or value.dtype not in (DType.FLOAT32, DType.FLOAT16):
+                continue
+            key = next((key for key in made if _holds(key, tensor)), (value, True))
+            if key not in made:
+                large = tensor.size >= _LEAST_TABLE and tensor.shape[1] >= _LEAST and np.isfinite(tensor.array).all()
+                if not large or not all(is_embedded(use.node) for use in uses):
+                    continue
+                matrix = self._rounded(tensor.array, 8)
+                made[key] = matrix, _operands(graph, matrix, value.name)
+            for use in uses:
+                self._gather(graph, use.node, *made[key])
+            found += 1
+        return found
+
+    @staticmethod
+    def _gather(graph: Graph, node: Node, matrix: QuantisedMatrix, operands: list[Value | None]) -> None:
+        old = node.output
+        name = old.name
+        graph.rename(old, f"{name}_exact")
+        with graph.insert_before(node):
+            b = Builder(graph, node.source)
+            rows = b(
+                "quantised_gather", node.operands[1], *operands,
+                bits=matrix.bits, block=matrix.block, length=matrix.length,
+            )  # fmt: skip
+            rows = b.cast(rows, old.dtype)
+        graph.replace_uses(old, rows)
+        graph.remove(node)
+        graph.rename(rows, name)
 
     def _reason(self, node: Node, tensor: Tensor, turned: bool) -> str:
         """Why a product keeps its matrix; empty when it need not."""
         if len(tensor.shape) != 2:
-            return f"the weights are no single matrix but {tensor.type}"
+            return f"the weights are no single matrix but {tensor.type}, as those of experts"
         if node.operands[0].dtype is DType.FLOAT64:
             return "the model computes in float64"
         rows = tensor.shape[1 if turned else 0]
@@ -101,11 +189,15 @@ class _Work:
             return f"it sums over {rows} entries only" if rows < _LEAST else "it multiplies a single vector"
         return "" if np.isfinite(tensor.array).all() else "the weights are not all finite"
 
-    def _rounded(self, columns: Array) -> QuantisedMatrix:
-        """The matrix whose columns are the rows given."""
+    def _rounded(self, columns: Array, bits: int, node: Node | None = None) -> QuantisedMatrix:
+        """The matrix whose columns are the rows given, for a product ``node``."""
         n, k = columns.shape
-        bits = 8 if self.weights == "int8" else 4
-        matrix = quantise_matrix(columns, bits, 64 if bits == 8 and k % 64 == 0 else 32)
+        factor = None if node is None or bits == 8 else self._factor(node.operands[0])
+        if factor is None:
+            matrix = quantise_matrix(columns, bits, 64 if bits == 8 and k % 64 == 0 else 32)
+        else:
+            matrix = round_with_feedback(columns, factor, bits, 32)
+            self.fitted += 1
         rows = max(1, (1 << 20) // k)
         whole = matrix.dequantised().T
         for start in range(0, n, rows):
@@ -128,6 +220,14 @@ class _Work:
         graph.replace_uses(old, y)
         graph.remove(node)
         graph.rename(y, name)
+
+    def _factor(self, x: Value) -> Array | None:
+        """Of the inputs x of a product; the last one is kept, for several products may have one x."""
+        if x not in self.moments or not np.isfinite(self.moments[x]).all():
+            return None
+        if x is not self.known[0]:
+            self.known = x, feedback_factor(self.moments[x])
+        return self.known[1]
 
     # -- narrower floats -------------------------------------------------------------------------------------
 
@@ -192,6 +292,15 @@ def _stored_matrix(node: Node) -> tuple[Value, Tensor, bool] | None:
     if tensor is None or tensor.is_missing or not tensor.dtype.is_float or node.operands[0].constant is not None:
         return None
     return value, tensor, turned
+
+
+def _holds(key: tuple[Value, bool], table: Tensor) -> bool:
+    """Whether the columns of a rounded matrix are the rows of a table: it may have been transposed on the way."""
+    value, turned = key
+    tensor = value.constant
+    if tensor is None or tensor is table or tensor.shape != (table.shape if turned else table.shape[::-1]):
+        return tensor is table and turned
+    return np.array_equal(tensor.array if turned else tensor.array.T, table.array)
 
 
 def _operands(graph: Graph, matrix: QuantisedMatrix, name: str) -> list[Value | None]:

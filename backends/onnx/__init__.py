@@ -57,13 +57,17 @@ class OnnxBackend(Backend):
     """Writes standard ONNX. The artifact is run by ONNX Runtime where it is installed, else by ``onnx.reference``."""
 
     name = "onnx"
-    rounds = True  # ONNX Runtime does, also where it finds blocks that are dequantised
     runtime = False
     """Whether only what ONNX Runtime has kernels for is written."""
 
     def check(self) -> None:
         if not installed("onnx"):
             raise TargetError(f"the target {self.name} needs the package onnx: pip install onnx")
+
+    def rounds(self, node: Node) -> bool:
+        """ONNX Runtime does, also where it finds blocks that are dequantised; only for its own operator it can be told
+        not to."""
+        return node.op.name == "quantised_matmul" and not (self.runtime and node.attr("exact"))
 
     def supports(self, node: Node, options: Options) -> bool:
         from .table import supports

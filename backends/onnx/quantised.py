@@ -22,6 +22,7 @@ __all__ = ["ACCURACY_LEVEL", "EMISSIONS"]
 ACCURACY_LEVEL = 4
 """MatMulNBits computes in: 1 float32, 2 float16, 3 bfloat16, 4 int8."""
 
+_EXACT = 0
 _BLOCKS = (16, 32, 64, 128, 256)
 _BLOCKED_OPSET = 21
 """The first in which DequantizeLinear has blocks, and ONNX 4-bit integers."""
@@ -34,7 +35,8 @@ def _fits(node: Node, dialect: Dialect) -> bool:
     if x.type.rank < 2 or any(w.constant is None for w in weights) or (offsets and not whole):
         return False
     if dialect.runtime:
-        return x.dtype is DType.FLOAT32 and node.attr("block") in _BLOCKS
+        slow = node.attr("exact") and node.attr("bits") == 8  # floats are faster
+        return x.dtype is DType.FLOAT32 and node.attr("block") in _BLOCKS and not slow
     return dialect.opset >= _BLOCKED_OPSET and x.dtype.bits < 64
 
 
@@ -75,7 +77,7 @@ def _n_bits(e: Emitter, node: Node) -> Ref:
         N=int(str(n)),
         bits=node.attr("bits"),
         block_size=node.attr("block"),
-        accuracy_level=ACCURACY_LEVEL,
+        accuracy_level=_EXACT if node.attr("exact") else ACCURACY_LEVEL,
     )
 
 

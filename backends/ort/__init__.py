@@ -55,6 +55,7 @@ class OrtCpuBackend(OrtBackend):
     """ONNX Runtime on the CPU."""
 
     name = "ort-cpu"
+    joins_offsets = True
     providers = ("CPUExecutionProvider",)
     prefill_chunk = 512  # measured beside 256, 1,024 and all at once: docs/performance.md, "Decoding"
 

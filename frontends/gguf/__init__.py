@@ -1,4 +1,4 @@
-"""GGUF files: a decoder with its weights, which are dequantised, and its vocabulary."""
+"""GGUF files: a decoder with its weights, dequantised or in their blocks, and its vocabulary."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from .file import GgufFile, StoredTensor, open_gguf
 __all__ = ["FAMILIES", "GgufFile", "StoredTensor", "load_gguf", "open_gguf"]
 
 
-def load_gguf(source: str | os.PathLike[str] | GgufFile) -> Graph:
+def load_gguf(source: str | os.PathLike[str] | GgufFile, stored: bool = False) -> Graph:
     """The model of a GGUF file: input_ids [batch, seq] → logits [batch, seq, vocabulary], in float32.
 
-    Raises ModelError that names the file and the key or tensor for what is missing, cut short or of another shape, and
+    With ``stored`` the matrices of products and the table of tokens stay in the blocks that the file has them in, where
+    ``ir/ggufblocks.py`` has a form for these (Q4_0, Q4_1, Q8_0, Q4_K, Q6_K); the numbers are the same. Raises
+    ModelError that names the file and the key or tensor for what is missing, cut short or of another shape, and
     UnsupportedError, with what is known, for another architecture or kind of tensor, and for metadata or tensors that
     would change the meaning in a way that attnc does not know.
     """
@@ -36,6 +38,6 @@ def load_gguf(source: str | os.PathLike[str] | GgufFile) -> Graph:
     spec = family(config)
     config.check_all_asked()
     try:
-        return build(spec, file, config.architecture)
+        return build(spec, file, config.architecture, stored)
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from error

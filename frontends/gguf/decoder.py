@@ -33,7 +33,8 @@ from ..api import (
     window,
 )
 from ..api.layers import ACTIVATIONS
-from .file import GgufFile
+from .blocks import Blocked, Blocks
+from .file import GgufFile, StoredTensor
 
 __all__ = ["Layer", "Rotation", "Spec", "build"]
 
@@ -109,15 +110,20 @@ class _Weights(Mapping[str, NDArray[Any]]):
         return len(self._tensors)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.tensor(name).array()
+
+    def tensor(self, name: str) -> StoredTensor:
         self.read.add(name)
-        return self._tensors[name].array()
+        return self._tensors[name]
 
 
-def build(spec: Spec, file: GgufFile, name: str) -> Graph:
-    """input_ids [batch, seq] → logits [batch, seq, vocabulary]. Raises ModelError for a tensor that is missing or has
-    another shape, UnsupportedError for one that the family does not have."""
+def build(spec: Spec, file: GgufFile, name: str, stored: bool = False) -> Graph:
+    """input_ids [batch, seq] → logits [batch, seq, vocabulary]; with ``stored`` its matrices stay in blocks. Raises
+    ModelError for a tensor that is missing or has another shape, UnsupportedError for one that the family does not
+    have."""
     weights = _Weights(file)
-    decoder = _Decoder(spec, Model(name, weights, transposed=True, lines=False), weights)
+    model = Model(name, weights, transposed=True, lines=False)
+    decoder = _Decoder(spec, model, weights, Blocks(model, weights.tensor) if stored else None)
     graph = decoder.graph(file.tensors)
     unread = sorted(set(file.tensors) - weights.read - spec.extra)
     if unread:
@@ -130,16 +136,18 @@ def build(spec: Spec, file: GgufFile, name: str) -> Graph:
 
 
 class _Decoder:
-    def __init__(self, spec: Spec, model: Model, weights: _Weights) -> None:
+    def __init__(self, spec: Spec, model: Model, weights: _Weights, blocks: Blocks | None) -> None:
         self._spec = spec
         self._model = model
         self._weights = weights
+        self._blocks = blocks
 
     def graph(self, tensors: Mapping[str, Any]) -> Graph:
         spec, model = self._spec, self._model
         ids = model.input("input_ids", "int64", ["batch", "seq"])
         rows = tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else 1
-        x = embedding(ids, rows, spec.width, "token_embd")
+        table = self._in_blocks("token_embd.weight", rows, spec.width)
+        x = embedding(ids, rows, spec.width, "token_embd") if table is None else table.rows(ids)
         x = x if spec.embedding_scale == 1 else x * spec.embedding_scale
         if spec.positions:
             longest = tensors["position_embd.weight"].shape[0] if "position_embd.weight" in tensors else 1
@@ -151,6 +159,8 @@ class _Decoder:
         x = self._normed(x, "output_norm")
         if "output.weight" in self._weights:
             logits = self._linear(x, rows, "output")
+        elif table is not None:
+            logits = table.product(x)
         else:  # tied: the embedding's own table
             logits = x @ model.parameter("token_embd.weight", (rows, spec.width)).T
         if spec.logit_divisor != 1:
@@ -210,7 +220,19 @@ class _Decoder:
         return layer_norm(x, weight, bias, spec.eps)
 
     def _linear(self, x: Tensor, width: int, name: str) -> Tensor:
-        return dense(x, width, name, bias=self._has(f"{name}.bias"))
+        matrix = self._in_blocks(f"{name}.weight", width, int(str(x.shape[-1])))
+        if matrix is None:
+            return dense(x, width, name, bias=self._has(f"{name}.bias"))
+        y = matrix.product(x)
+        return y + self._model.parameter(f"{name}.bias", (width,), "zeros") if self._has(f"{name}.bias") else y
+
+    def _in_blocks(self, name: str, rows: int, length: int) -> Blocked | None:
+        """The matrix [rows, length] in the blocks of the file; None where floats are wanted or are all there is, and
+        where the shape is another, which is told when the floats are asked for."""
+        full = self._model.full_name(name)
+        if self._blocks is None or full not in self._weights:
+            return None
+        return self._blocks.matrix(full, (rows, length))
 
     def _has(self, name: str) -> bool:
         return self._model.full_name(name) in self._weights

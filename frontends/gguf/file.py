@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...ir import ModelError, UnsupportedError
+from ...ir.ggufblocks import GGUF_BLOCKS, from_gguf_blocks
+from ...ir.quantised import QuantisedMatrix
 from .quants import KINDS, Kind, dequantise
 
 __all__ = ["GgufFile", "StoredTensor", "open_gguf"]
@@ -42,6 +44,13 @@ class StoredTensor:
     shape: tuple[int, ...]
     data: NDArray[np.uint8]
     """Its bytes, in the file."""
+
+    def blocks(self) -> QuantisedMatrix | None:
+        """A matrix [rows, length] as what ``quantised_matmul`` takes, number for number; None for another tensor, and
+        for a kind that has no such form."""
+        if self.kind.name not in GGUF_BLOCKS or len(self.shape) != 2:
+            return None
+        return from_gguf_blocks(self.kind.name, self.data, *self.shape)
 
     def array(self) -> NDArray[Any]:
         """The numbers in float32; of a float32 tensor a view of the file."""

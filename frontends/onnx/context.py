@@ -11,10 +11,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto
 
-from ...ir import Builder, Dim, DType, Graph, ModelError, Shape, SymDim, Tensor, TensorType, UnsupportedError, Value
+from ...ir import Dim, DType, Graph, ModelError, Shape, SymDim, Tensor, TensorType, UnsupportedError, Value
 from .contents import CONTENT_LIMIT, Content, Undecided, as_content
 from .entries import entry_of
 from .files import Model, element_type, tensor_array
+from .folding import FoldingBuilder
 from .sizes import Sizes
 
 __all__ = ["INFINITY", "Context", "Handler", "Item", "Result", "Subgraphs"]
@@ -88,7 +89,7 @@ class Context:
         attributes: Mapping[str, AttributeProto],
         version: int,
         *,
-        builder: Builder,
+        builder: FoldingBuilder,
         model: Model,
         sizes: Sizes,
         realise: Callable[[Item], Value],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir import Builder, Dim, DType, SymDim, Tensor, Value
+from .blocks import n_bits_product
 from .context import Context, Handler, Result
 
 __all__ = ["CONTRIB", "HANDLERS"]
@@ -143,9 +144,9 @@ def _activation(context: Context, x: Value) -> Value:
 
 def _matmul_nbits(context: Context) -> Value:
     """A times the transpose of a matrix [N, K] of packed integers, each ``block_size`` of which along K have a scale
-    and a zero point.
+    and a zero point. It stays a product with weights in few bits, or is written out (``blocks.py`` says when).
 
-    accuracy_level permits a runtime to quantise A as well; it does not ask for it, and A stays as it is here.
+    accuracy_level 4 permits a runtime to quantise A as well; it does not ask for it.
     """
     b = context.b
     bits, block = context.int_attr("bits", 4), context.int_attr("block_size", 0)
@@ -158,6 +159,9 @@ def _matmul_nbits(context: Context) -> Value:
     if block < 1 or rows < 1 or width < 1:
         raise context.error(f"N = {rows}, K = {width} and block_size = {block} must all be positive")
     blocks = -(-width // block)
+    product = n_bits_product(context, bits, block, rows, width)
+    if product is not None:
+        return b.add(product, context.value(5)) if context.has(5) else product
     packed, scale = context.value(1), b.reshape(context.value(2), (rows, blocks, 1))
     if packed.type.size != rows * blocks * (block * bits // 8):
         raise context.error(f"B is {packed.type}, but must be [{rows}, {blocks}, {block * bits // 8}]")

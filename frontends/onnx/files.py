@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from ...ir import DType, ModelError, UnsupportedError
+from ...ir.quantised import unpack_bits
 from .external import ExternalFiles
 
 __all__ = ["MAX_RANK", "Model", "element_type", "open_model", "tensor_array", "tensor_shape"]
@@ -34,6 +35,9 @@ _ELEMENT_TYPES: dict[int, DType] = {
     TensorProto.UINT64: DType.UINT64,
     TensorProto.BOOL: DType.BOOL,
 }
+_FOUR_BITS = (TensorProto.UINT4, TensorProto.INT4)
+"""Stored so, and read as integers of 8 bits; only constants may be."""
+
 _TYPED_FIELDS = {
     DType.FLOAT32: "float_data",
     DType.FLOAT64: "double_data",
@@ -125,8 +129,11 @@ def tensor_shape(proto: TensorProto) -> tuple[int, ...]:
 
 
 def tensor_array(proto: TensorProto, model: Model, name: str = "") -> NDArray[Any]:
-    """The data of a tensor: a view of the file's bytes or of a memory map. Raises ModelError that names the tensor."""
+    """The data of a tensor: a view of the file's bytes or of a memory map; of 4-bit integers a copy in 8 bits. Raises
+    ModelError that names the tensor."""
     what = f"{model.label}: tensor {name or proto.name or '(unnamed)'}"
+    if proto.data_type in _FOUR_BITS:
+        return _four_bits(proto, model, name)
     dtype = element_type(proto.data_type, what)
     shape = tensor_shape(proto)
     if any(d < 0 for d in shape):
@@ -157,6 +164,19 @@ def tensor_array(proto: TensorProto, model: Model, name: str = "") -> NDArray[An
     if dtype.is_integer and not np.array_equal(array, values):
         raise ModelError(f"{what} holds numbers that are no {dtype}")
     return array.reshape(shape)
+
+
+def _four_bits(proto: TensorProto, model: Model, name: str) -> NDArray[Any]:
+    """Integers that lie two in a byte, the first in its lower half, as int8 or uint8."""
+    shape, count = tensor_shape(proto), math.prod(proto.dims)
+    stored = TensorProto()
+    stored.CopyFrom(proto)
+    stored.data_type, stored.dims[:] = TensorProto.UINT8, [-(-count // 2) if min(shape, default=0) >= 0 else -1]
+    both = tensor_array(stored, model, name)
+    whole: NDArray[Any] = unpack_bits(both, 4, count).reshape(shape)
+    if proto.data_type == TensorProto.INT4:
+        whole = (whole ^ 8).view(np.int8) - np.int8(8)
+    return whole
 
 
 def _viewed(raw: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:

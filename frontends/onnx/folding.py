@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...ir import Builder, Graph, Run, Tensor, Value
 from ...ir.builder import Operand
 from ...ir.evaluate import evaluate_node
 from .contents import CONTENT_LIMIT
+
+if TYPE_CHECKING:
+    from .blocks import Blocked
 
 __all__ = ["FoldingBuilder"]
 
@@ -18,6 +21,8 @@ class FoldingBuilder(Builder):
 
     def __init__(self, graph: Graph, source: str | Callable[[], str] = "") -> None:
         super().__init__(graph, source)
+        self.blocked: dict[Value, Blocked] = {}
+        """Matrices that were dequantised by blocks, which a product may take in few bits."""
 
     def multi(
         self, op: str, *inputs: Operand | None, names: Sequence[str] = (), regions: Sequence[Graph] = (), **attrs: Any

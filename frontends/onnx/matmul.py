@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir import Dim, Tensor, Value, product
+from .blocks import blocked_product
 from .context import Context, Handler
 
 __all__ = ["HANDLERS"]
 
 
 def _matmul(context: Context) -> Value:
-    return context.b.matmul(context.value(0), context.value(1))
+    x, y = context.value(0), context.value(1)
+    return blocked_product(context, x, y) or context.b.matmul(x, y)
 
 
 def _gemm(context: Context) -> Value:
@@ -19,7 +21,8 @@ def _gemm(context: Context) -> Value:
     x, y, b = context.value(0), context.value(1), context.b
     x = b.transpose(x, (1, 0)) if context.int_attr("transA", 0) else x
     y = b.transpose(y, (1, 0)) if context.int_attr("transB", 0) else y
-    z = _scaled(context, b.matmul(x, y), context.float_attr("alpha", 1.0))
+    product = blocked_product(context, x, y) or b.matmul(x, y)
+    z = _scaled(context, product, context.float_attr("alpha", 1.0))
     beta = context.float_attr("beta", 1.0)
     if not context.has(2) or beta == 0:
         return z

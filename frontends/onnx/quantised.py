@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...ir import Builder, Dim, DType, Tensor, Value, at_least
+from .blocks import remember
 from .context import Context, Handler, Result
 
 __all__ = [
@@ -164,7 +165,11 @@ def _dequantize_linear(context: Context) -> Value:
     dtype = context.dtype_attr("output_dtype") if context.attr("output_dtype") else scale.dtype
     if not x.dtype.is_integer:
         raise context.unsupported(f"it dequantises {x.dtype}, which is not known")
-    return dequantise(context.b, x, scale, zero, dtype)
+    y = dequantise(context.b, x, scale, zero, dtype)
+    block = context.int_attr("block_size", 0)
+    if block and dtype is context.item(1).dtype:
+        remember(context, y, context.axis(context.int_attr("axis", 1), x.type.rank), block)
+    return y
 
 
 def _dynamic_quantize_linear(context: Context) -> list[Result]:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from . import (
     attention,
+    blocks,
     contrib,
     contrib_attention,
     control,
@@ -46,7 +47,7 @@ _FAMILIES = (
     recurrent,
     dynamic,
 )
-_CONTRIB = (contrib, contrib_attention, quantised)
+_CONTRIB = (blocks, contrib, contrib_attention, quantised)
 
 HANDLERS: Mapping[tuple[str, str], Handler] = MappingProxyType(
     {("", name): handler for family in _FAMILIES for name, handler in family.HANDLERS.items()}

@@ -192,10 +192,11 @@ def test_a_tensor_with_too_few_bytes() -> None:
 
 @pytest.mark.parametrize("code", [TensorProto.STRING, TensorProto.FLOAT8E4M3FN, TensorProto.INT4, 99])
 def test_element_types_that_are_not_known(code: int) -> None:
-    proto = model(ADD)
-    proto.graph.initializer[0].data_type = code
-    with pytest.raises(UnsupportedError, match="tensor w has element type"):
-        load_onnx(proto)
+    if code != TensorProto.INT4:  # constants may be of 4 bits
+        proto = model(ADD)
+        proto.graph.initializer[0].data_type = code
+        with pytest.raises(UnsupportedError, match="tensor w has element type"):
+            load_onnx(proto)
     proto = model(ADD)
     proto.graph.input[0].type.tensor_type.elem_type = code
     with pytest.raises(UnsupportedError, match="input x has element type"):
