@@ -48,6 +48,13 @@ moments, below, and arithmetic on constants, which `canonicalise` does once, in 
 - **Views** (`fold-views`): slices of slices and of concatenations, pieces that lie side by side, writes into slices
   (ScatterND over indices that are understood), products on flattened rows between two reshapes, axes of size 1 that a
   table carries for nothing. No number changes; products may be summed in another order, as BLAS sees fit.
+- **Experts** (`fuse-experts`): x times a matrix that is looked up for each row is `grouped_matmul`, wherever the rows
+  and the matrix's transposition stand; so the copy of an expert's matrices for every token, as exports of
+  transformers 5 make it, is gone. The loop over experts of older exports selects each expert's rows by `nonzero`, and
+  writes the results back. It becomes the same grouped products where the selections are provably the entries 0 … n -
+  1 of one `top_k`, the experts the same operators with weights of their own, everything between works row by row, and
+  the results are summed; if not, the report says at which node (`passes/selected_rows.py`). Then a cache can be
+  proved.
 """
 
 

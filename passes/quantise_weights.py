@@ -45,7 +45,7 @@ _LEAST = 32
 _LEAST_TABLE = 1 << 16
 """Tables with fewer entries than this stay, unless they are the matrix of a product too."""
 
-_MATRICES = {("matmul", 1), ("conv", 1)}
+_MATRICES = {("matmul", 1), ("grouped_matmul", 1), ("conv", 1)}
 """Operators and operands that are stored in a narrower float type."""
 
 
@@ -279,7 +279,7 @@ class _Work:
 
 def _stored_matrix(node: Node) -> tuple[Value, Tensor, bool] | None:
     """Of a product with stored weights: the constant, its data, and whether the product takes it transposed."""
-    if node.op.name != "matmul":
+    if node.op.name not in ("matmul", "grouped_matmul"):
         return None
     value, turned = node.operands[1], False
     for _ in range(4):

@@ -18,7 +18,10 @@ from ...ir import DType, ModelError, UnsupportedError
 from ...ir.quantised import unpack_bits
 from .external import ExternalFiles
 
-__all__ = ["MAX_RANK", "Model", "element_type", "open_model", "tensor_array", "tensor_shape"]
+__all__ = [
+    "FOUR_BIT_MOVERS", "FOUR_BIT_READERS", "MAX_RANK", "Model", "element_type", "has_four_bits", "open_model",
+    "tensor_array", "tensor_shape",
+]  # fmt: skip
 
 _ELEMENT_TYPES: dict[int, DType] = {
     TensorProto.FLOAT: DType.FLOAT32,
@@ -36,7 +39,12 @@ _ELEMENT_TYPES: dict[int, DType] = {
     TensorProto.BOOL: DType.BOOL,
 }
 _FOUR_BITS = (TensorProto.UINT4, TensorProto.INT4)
-"""Stored so, and read as integers of 8 bits; only constants may be."""
+"""Stored so, and read as integers of 8 bits; only constants may be, and only ``FOUR_BIT_READERS`` read them."""
+
+FOUR_BIT_MOVERS = frozenset({"Constant", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze"})
+FOUR_BIT_READERS = frozenset({*FOUR_BIT_MOVERS, "DequantizeLinear", "GatherBlockQuantized", "Cast"})
+"""Operators that give the same of 4-bit integers as of integers of 8 bits; what others make of them, such as
+QuantizeLinear with a zero point of 4 bits, would have 4 bits itself."""
 
 _TYPED_FIELDS = {
     DType.FLOAT32: "float_data",
@@ -132,7 +140,7 @@ def tensor_array(proto: TensorProto, model: Model, name: str = "") -> NDArray[An
     """The data of a tensor: a view of the file's bytes or of a memory map; of 4-bit integers a copy in 8 bits. Raises
     ModelError that names the tensor."""
     what = f"{model.label}: tensor {name or proto.name or '(unnamed)'}"
-    if proto.data_type in _FOUR_BITS:
+    if has_four_bits(proto):
         return _four_bits(proto, model, name)
     dtype = element_type(proto.data_type, what)
     shape = tensor_shape(proto)
@@ -164,6 +172,11 @@ def tensor_array(proto: TensorProto, model: Model, name: str = "") -> NDArray[An
     if dtype.is_integer and not np.array_equal(array, values):
         raise ModelError(f"{what} holds numbers that are no {dtype}")
     return array.reshape(shape)
+
+
+def has_four_bits(proto: TensorProto) -> bool:
+    """Whether a tensor holds integers of 4 bits."""
+    return proto.data_type in _FOUR_BITS
 
 
 def _four_bits(proto: TensorProto, model: Model, name: str) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from .bodies import find_body
 from .checks import check_operators, check_version
 from .contents import CONTENT_LIMIT, RULES, Content, Undecided, as_content, fits_dtype
 from .context import Context, Item
-from .files import Model, element_type, open_model, tensor_array
+from .files import FOUR_BIT_MOVERS, FOUR_BIT_READERS, Model, element_type, has_four_bits, open_model, tensor_array
 from .folding import FoldingBuilder
 from .order import execution_order
 from .sizes import Sizes
@@ -100,10 +100,14 @@ class Importer:
         self.depth = 0
         self.settled: set[Value] = set()
         """Values that have the name they keep."""
+        self.four_bits: list[Tensor] = []
+        """Constants of 4-bit integers, in 8 bits."""
 
     def child(self, name: str) -> Importer:
         """An importer for a region."""
-        return Importer(self.model, self.functions, self.opsets, self.sizes, self.tensors, name)
+        made = Importer(self.model, self.functions, self.opsets, self.sizes, self.tensors, name)
+        made.four_bits = self.four_bits
+        return made
 
     # -- the graph as a whole --------------------------------------------------------------------------------
 
@@ -156,8 +160,15 @@ class Importer:
 
     def _tensor(self, proto: onnx.TensorProto) -> Tensor:
         if proto.name not in self.tensors:
-            self.tensors[proto.name] = Tensor(tensor_array(proto, self.model))
+            self.tensors[proto.name] = self.read(proto)
         return self.tensors[proto.name]
+
+    def read(self, proto: onnx.TensorProto) -> Tensor:
+        """The data of an initialiser."""
+        tensor = Tensor(tensor_array(proto, self.model))
+        if has_four_bits(proto):
+            self.four_bits.append(tensor)
+        return tensor
 
     # -- nodes -----------------------------------------------------------------------------------------------
 
@@ -237,6 +248,10 @@ class Importer:
             raise ModelError(f"its domain {domain or 'ai.onnx'} has no version in opset_import")
         version = opsets[domain]
 
+        held = any(has_four_bits(a.t) for a in given.values() if a.type == AttributeProto.TENSOR)
+        narrow = held or any(self._has_four_bits(item) for item in items)
+        if narrow and node.op_type not in FOUR_BIT_READERS:
+            raise UnsupportedError("integers of 4 bits are read by DequantizeLinear and products with it only")
         context = Context(
             node, items, given, version,
             builder=self.builder, model=self.model, sizes=self.sizes, realise=self.realise,
@@ -260,7 +275,14 @@ class Importer:
             raise UnsupportedError(f"attnc does not know its attribute {', '.join(unread)}")
         if results is None or isinstance(results, Value | Item):
             results = [results]
-        return [Item.of_value(r) if isinstance(r, Value) else r for r in results]
+        found_items = [Item.of_value(r) if isinstance(r, Value) else r for r in results]
+        if narrow and node.op_type in FOUR_BIT_MOVERS:
+            self.four_bits += [t for item in found_items if (t := _tensor_of(item)) is not None]
+        return found_items
+
+    def _has_four_bits(self, item: Item | None) -> bool:
+        tensor = _tensor_of(item)
+        return tensor is not None and any(tensor is held for held in self.four_bits)
 
     def _content(self, context: Context) -> Item | None:
         rule = RULES.get(context.op_type)
@@ -371,6 +393,13 @@ class Importer:
             ]
             joined = parts[0] if len(parts) == 1 else b("concat", *parts, axis=0)
             return b.cast(b.reshape(joined, content.shape), item.dtype)
+
+
+def _tensor_of(item: Item | None) -> Tensor | None:
+    """The data of a constant."""
+    if item is None:
+        return None
+    return item.tensor if item.value is None else item.value.constant
 
 
 def _bind_attributes(node: NodeProto, outer: Mapping[str, AttributeProto]) -> dict[str, AttributeProto]:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from onnx import AttributeProto, GraphProto
 
-from ...ir import Graph, ModelError, SymDim, Tensor, TensorType, symbols
+from ...ir import Graph, ModelError, SymDim, TensorType, symbols
 from .contents import Content
 from .context import Item
-from .files import tensor_array
 from .order import free_names
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class NodeSubgraphs:
 
     def _run(self, importer: Importer, graph: GraphProto, names: Names) -> list[Item]:
         for tensor in graph.initializer:
-            names[tensor.name] = Item.of_tensor(Tensor(tensor_array(tensor, importer.model)), tensor.name)
+            names[tensor.name] = Item.of_tensor(importer.read(tensor), tensor.name)
         importer.run_nodes(graph.node, names, self.opsets, self.attributes, f"{self.path}/")
         return [names[output.name] for output in graph.output]
 

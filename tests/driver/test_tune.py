@@ -105,6 +105,7 @@ def test_a_decoder_is_written_anew(tmp_path: Path, told: Callable[..., None]) ->
 
 
 @needs_tvm
+@pytest.mark.slow
 def test_an_encoder_half_is_tuned_too(tmp_path: Path, told: Callable[..., None]) -> None:
     out = tmp_path / "out"
     attnc.compile(full_graph(Decoder(encoder=True)), target="tvm-cpu", cache=True, threads=1).save(out)

@@ -96,7 +96,7 @@ CONDITIONS = st.recursive(
 TILED = given(CONDITIONS, st.integers(1, 4), st.integers(1, 4), st.integers(0, 9), st.integers(0, 9))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @TILED
 def test_random_masks(text: str, rows: int, cols: int, n: int, m: int) -> None:
     check(MaskSet(text), rows, cols, n, m, 2)

@@ -17,7 +17,7 @@ PRIMITIVES = frozenset(
 )
 COMPOSITES = sorted(
     {"gelu", "silu", "softmax", "cumprod", "log_softmax", "layer_norm", "rms_norm", "attention", "rope", "dft"}
-    | {"rnn", "gru", "lstm", "quantised_matmul"}
+    | {"rnn", "gru", "lstm", "quantised_matmul", "quantised_gather", "grouped_matmul"}
 )
 
 

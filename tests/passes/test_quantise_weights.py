@@ -265,3 +265,31 @@ def test_a_table_that_was_transposed_for_the_head_is_still_one() -> None:
     gather, *_, head = graph.nodes
     assert (gather.op.name, head.op.name) == ("quantised_gather", "quantised_matmul")
     assert gather.inputs[1:] == head.inputs[1:]
+
+
+def experts() -> tuple[Graph, dict[str, np.ndarray], np.ndarray]:
+    w = RNG.standard_normal((3, 64, 40)).astype(np.float32)
+    graph = Graph("experts")
+    b = Builder(graph, "layer")
+    x = graph.add_input("x", TensorType(F, (symbol("n"), 64)))
+    group = graph.add_input("group", TensorType(DType.INT64, (symbol("n"),)))
+    graph.add_output(b("grouped_matmul", x, b.constant(w, "w"), group), "y")
+    feeds = {"x": RNG.standard_normal((5, 64)).astype(np.float32), "group": np.array([2, 0, 0, 1, 2])}
+    return graph, feeds, w
+
+
+def test_experts_are_narrowed() -> None:
+    graph, feeds, w = experts()
+    assert quantise_weights(graph, "float16").changed
+    assert {v.dtype for v in graph.constants} == {DType.FLOAT16}
+    narrow = w.astype(np.float16).astype(np.float64)
+    want = np.einsum("nd,ndf->nf", feeds["x"].astype(np.float64), narrow[feeds["group"]])
+    np.testing.assert_allclose(evaluate(graph, feeds, DType.FLOAT64)["y"], want, rtol=0, atol=1e-12)
+
+
+def test_experts_stay_floats_in_few_bits() -> None:
+    graph, _, _ = experts()
+    result = quantise_weights(graph, "int4")
+    assert not result.changed
+    (refusal,) = result.refusals
+    assert "those of experts" in refusal.reason

@@ -144,7 +144,7 @@ MMA = [CudaTile(16, 16, 2, 1), CudaTile(64, 128, 2, 2), CudaTile(128, 32, 2, 8)]
 
 @needs_tvm
 @needs_gxx
-@pytest.mark.parametrize("kind", ["fma", "mma"])
+@pytest.mark.parametrize("kind", ["fma", pytest.param("mma", marks=pytest.mark.slow)])
 def test_results_are_right_with_other_tiles(kind: str, tmp_path: Path) -> None:
     from attnc.backends.tvm.cuda.export import cuda_source
 

@@ -22,7 +22,7 @@ from attnc.ir import DType, Graph, evaluate
 from attnc.tests.backends.tvm.cuda.cpu import needs_gxx, needs_tvm
 from attnc.tests.backends.tvm.cuda.programs import memory_of, shimmed
 
-pytestmark = [needs_tvm, needs_gxx]
+pytestmark = [needs_tvm, needs_gxx, pytest.mark.slow]
 
 
 def decoder(dtype: str) -> Graph:
@@ -44,9 +44,7 @@ def decoder(dtype: str) -> Graph:
     return m.graph
 
 
-@pytest.mark.parametrize(
-    ("dtype", "bits"), [("bfloat16", 8), pytest.param("float16", 11, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 8), ("float16", 11)], ids=str)
 def test_a_decoder(dtype: str, bits: int) -> None:
     """A long prompt, steps, and a short piece, against the graph in float64; with tensor cores for the prompt."""
     graph = decoder(dtype)
