@@ -42,9 +42,9 @@ run-titles: $(STAMP)
 test: $(STAMP)
 	@$(PYTEST) -n auto --maxprocesses=8 -m "not slow"
 
-# pytest answers 5 when no test is marked slow.
+# A file's tests run in one process, for many share what is compiled once. pytest answers 5 when no test is marked slow.
 slow: $(STAMP)
-	@$(PYTEST) -n auto --maxprocesses=8 -m slow || test $$? -eq 5
+	@$(PYTEST) -n auto --maxprocesses=8 --dist loadfile -m slow || test $$? -eq 5
 
 fuzz: $(STAMP)
 	@$(BIN)/python -m attnc.tests.fuzz.pool --seconds $(SECONDS) --seed $(SEED) $(ARGS)

@@ -217,7 +217,7 @@ def test_random_graphs_at_every_index(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_many_random_graphs_at_every_index(data: st.DataObject) -> None:
     check_random_graph(data)

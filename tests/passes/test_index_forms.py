@@ -192,7 +192,7 @@ def test_simplified_and_bounded_expressions_have_the_same_values(e: Expr) -> Non
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.recursive(NUMBERS, _grown, max_leaves=12))
 def test_values_of_many_expressions(e: Expr) -> None:
     check_values(e)

@@ -47,8 +47,7 @@ def with_plans(symbolic: bool, wide: bool) -> list[Planned]:
     return made
 
 
-@pytest.mark.parametrize("symbolic", [True, False])
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(("symbolic", "wide"), [(True, False), (False, True)])
 def test_all_samples(symbolic: bool, wide: bool) -> None:
     found = with_plans(symbolic, wide)
     functions = compiled(kernel for each in found for kernel in each.plan.kernels.values())
