@@ -26,9 +26,10 @@ def _conv(p: Planner, node: Node) -> Piece | None:
     x, w, bias = (*node.inputs, None)[:3]
     assert x is not None
     assert w is not None
-    filters, channels, *taps = w.shape
-    if not all(isinstance(d, int) for d in (filters, channels, *taps)) or not x.dtype.is_float:
+    if not x.dtype.is_float:
         return None
+    filters, channels, *taps = w.shape
+    known = all(isinstance(d, int) for d in (filters, channels, *taps))
     rank, groups = len(taps), node.attr("groups")
     strides, dilations, before, after = spatial(node.attrs, rank)
     batch, _, *size = x.shape
@@ -44,9 +45,9 @@ def _conv(p: Planner, node: Node) -> Piece | None:
     length, panel = node.output.shape[-1], 2 * p.machine.lanes(x.dtype)
     long = length >= panel if isinstance(length, int) else rank == 1
     plan = _multiplied
-    if channels * product(taps) <= _FEW:
+    if known and channels * product(taps) <= _FEW:
         plan = _summed
-    elif strides[-1] == 1 and long:
+    elif known and p.slides and strides[-1] == 1 and long:
         plan = _direct
     return plan(p, node, windows, p.view(w), None if bias is None else p.view(bias))
 
@@ -131,8 +132,6 @@ def _direct(p: Planner, node: Node, windows: View, w: View, bias: View | None) -
 
 def _multiplied(p: Planner, node: Node, windows: View, w: View, bias: View | None) -> Piece:
     """Filters [groups, filters, channels · taps] times windows [batch, groups, channels · taps, space]."""
-    from .rules import pack
-
     batch, groups, channels, *rest = windows.shape
     rank = len(rest) // 2
     filters, depth, places = w.shape[0] // groups, channels * product(rest[:rank]), product(rest[rank:])
@@ -142,7 +141,7 @@ def _multiplied(p: Planner, node: Node, windows: View, w: View, bias: View | Non
     assert columns is not None
     assert left is not None
     shape = (batch, groups, filters, places)
-    piece: Piece = Product(dtype, shape, left.expanded((batch, *left.shape)), pack(p, columns, name))
+    piece: Piece = Product(dtype, shape, left.expanded((batch, *left.shape)), p.right_side(columns, name))
     if bias is not None:
         row = View(bias.storage, bias.dtype, shape, (0, bias.strides[0] * filters, bias.strides[0], 0), bias.offset)
         piece = Lazy("add", dtype, shape, (piece, row))

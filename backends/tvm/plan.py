@@ -137,6 +137,12 @@ class Planner:
     target = "tvm-cpu"
     others = "numpy or ort-cpu"
     """What to compile for instead of what the target lacks."""
+    least_bits = 16
+    """Products of narrower entries have no kernel."""
+    most_chosen: int | None = 64
+    """So many of the largest elements are kept in order as a row passes; more of them are found by sorting (NumPy)."""
+    slides = True
+    """Whether there is a kernel for windows that move along rows."""
 
     def __init__(
         self, graph: Graph, machine: Machine, rules: Mapping[str, Any], tuning: Tuning | None = None
@@ -314,6 +320,12 @@ class Planner:
         )
         tail = map_views(piece, lambda v: part(v.expanded(found.shape), 1), (*lead_shape, n))
         self.multiply(part(out, 1), part(a, 1), packed, tail, node, matmul_key(a, found.shape))
+
+    def right_side(self, b: View, node: str, key: str = "") -> View:
+        """The right side [lead…, k, n] of a product as kernels read it: in panels [lead…, panels, k, w]."""
+        from .rules import pack
+
+        return pack(self, b, node, vectors=self.tuning.of(key, self.machine.product).vectors)
 
     def multiply(self, out: View, a: View, right: View, tail: Piece, node: str, key: str) -> None:
         """Writes ``tail``, which holds the product of a [outer…, m, k] and right [outer…, panels, k, w], into out

@@ -32,7 +32,7 @@ from .plan import Packed, Planner, matmul_key
 from .selecting import SELECTING
 from .views import Storage, View, contiguous
 
-__all__ = ["RULES", "Right", "Rule", "pack", "product_rule"]
+__all__ = ["RULES", "Rule", "pack"]
 
 Rule = Callable[[Planner, Node], Piece | list[Piece] | None]
 
@@ -255,20 +255,10 @@ def _cumulative(p: Planner, node: Node) -> Piece:
     return out
 
 
-Right = Callable[[Planner, View, str, str], View]
-"""Makes of the right side [lead…, k, n] of a product what its kernel reads, [lead…, panels, k, w]; the texts are the
-node's name and the key of the product's tile."""
-
-
-def product_rule(right: Right, least: int = 16) -> Rule:
-    """The rule of matrix products of dtypes of ``least`` bits or more."""
-    return lambda p, node: _matmul(p, node, right, least)
-
-
-def _matmul(p: Planner, node: Node, side: Right, least: int) -> Piece | None:
+def _matmul(p: Planner, node: Node) -> Piece | None:
     left, right = node.operands
     dtype = node.output.dtype
-    if dtype is DType.BOOL or dtype.bits < least:
+    if dtype is DType.BOOL or dtype.bits < p.least_bits:
         return None
     a, b = p.view(left), p.view(right)
     shape = node.output.shape
@@ -279,12 +269,12 @@ def _matmul(p: Planner, node: Node, side: Right, least: int) -> Piece | None:
         lead = shape[: len(shape) - rows - columns]
         full = (*lead, a.shape[-2], b.shape[-1])
         made = p.buffer(dtype, full)
-        right_side = side(p, b, node.output.name, matmul_key(a, full))
+        right_side = p.right_side(b, node.output.name, matmul_key(a, full))
         p.materialise(_product(p, a, right_side, full, dtype), full, dtype, made, node.output.name)
         found = made.reshaped(shape)
         assert found is not None
         return found
-    return _product(p, a, side(p, b, node.output.name, matmul_key(a, shape)), shape, dtype)
+    return _product(p, a, p.right_side(b, node.output.name, matmul_key(a, shape)), shape, dtype)
 
 
 def _product(p: Planner, a: View, packed: View, shape: tuple[Dim, ...], dtype: DType) -> Product:
@@ -315,11 +305,6 @@ def pack(
         source = View(b.storage, b.dtype, (*once, k, n), b.strides, b.offset)
         p.emit(spec, "pack", outs, [spec.read(source)], (), node, when)
     return made.expanded((*lead, *shape[-3:]))
-
-
-def _panels(p: Planner, b: View, node: str, key: str) -> View:
-    """As ``pack``, in panels of the product's tile."""
-    return pack(p, b, node, vectors=p.tuning.of(key, p.machine.product).vectors)
 
 
 # -- states ----------------------------------------------------------------------------------------------------------
@@ -370,7 +355,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "cumsum": _cumulative,
     "cumprod": _cumulative,
-    "matmul": product_rule(_panels),
+    "matmul": _matmul,
     "grouped_matmul": plan_grouped,
     "attention": plan_attention,
     "state_read": _state_read,

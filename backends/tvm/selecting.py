@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SELECTING"]
 
-_MOST = 64
-"""So many of the largest elements are kept in order as a row passes; more of them are found by sorting (NumPy)."""
-
 
 def _last(view: View, axis: int) -> View:
     """The view with an axis moved behind the others."""
@@ -42,7 +39,7 @@ def _arg(p: Planner, node: Node) -> Piece:
 
 def _top(p: Planner, node: Node) -> list[Piece] | None:
     k = node.attr("k")
-    if not isinstance(k, int) or not 0 < k <= _MOST:
+    if p.most_chosen is not None and (not isinstance(k, int) or not 0 < k <= p.most_chosen):
         return None
     x = p.view(node.operands[0])
     axis = node.attr("axis") % len(x.shape)

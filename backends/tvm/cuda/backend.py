@@ -14,7 +14,6 @@ from ....ir import Graph, Node, TargetError, UsageError
 from ....ir.operator import Operator
 from ...base import Backend, Executable, Options, Placement
 from ..plan import Callback, Machine, Plan
-from .composed import COMPOSED
 from .export import ARCHES, check_arch, check_tvm, compile_cuda, portable_command
 from .planner import CudaPlanner
 from .rules import CUDA_RULES, takes
@@ -57,7 +56,7 @@ class CudaBackend(Backend):
 
     def plan(self, graph: Graph) -> Plan:
         """The plan of a graph. Raises UnsupportedError that names a node."""
-        plan = CudaPlanner(graph, Machine(), {**CUDA_RULES, **COMPOSED}).run()
+        plan = CudaPlanner(graph, Machine(), CUDA_RULES).run()
         for step in plan.steps:
             if isinstance(step, Callback):
                 raise refusal(step)

@@ -22,6 +22,7 @@ def _builders(shared: int) -> Mapping[str, Callable[[Kernel], Any]]:
     from .kernels.cumulative import build_cumulative
     from .kernels.maps import build_map
     from .kernels.matmul import build_matmul
+    from .kernels.matmul_chosen import build_sort_rows
     from .kernels.matmul_few import build_matmul_few
     from .kernels.matmul_merge import build_matmul_merge
     from .kernels.matmul_mma import build_matmul_mma
@@ -52,6 +53,7 @@ def _builders(shared: int) -> Mapping[str, Callable[[Kernel], Any]]:
         "rows": build_rows,
         "scatter_elements": build_scatter_elements,
         "scatter_nd": build_scatter_nd,
+        "sort_rows": build_sort_rows,
         "top": build_top,
     }
 

@@ -16,5 +16,14 @@ class CudaPlanner(Planner):
     target = "cuda"
     others = "numpy or ort-cuda"
 
+    least_bits = 8
+    most_chosen = None
+    slides = False
+
+    def right_side(self, b: View, node: str, key: str = "") -> View:
+        """One panel of all the columns, with any strides."""
+        shape, strides = (*b.shape[:-2], 1, *b.shape[-2:]), (*b.strides[:-2], 0, *b.strides[-2:])
+        return View(b.storage, b.dtype, shape, strides, b.offset)
+
     def multiply(self, out: View, a: View, right: View, tail: Piece, node: str, key: str) -> None:
         plan_product(self, out, a, right, tail, node)

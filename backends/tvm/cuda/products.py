@@ -20,7 +20,7 @@ from ..views import View, row_major
 if TYPE_CHECKING:
     from ..plan import Planner
 
-__all__ = ["FEW", "plan_many_rows", "plan_product"]
+__all__ = ["FEW", "MANY", "TILE", "ProductPlan", "plan_many_rows", "plan_product"]
 
 BLOCKS = 132
 """Multiprocessors of a large GPU: with fewer tiles some of them have nothing to do."""
@@ -28,6 +28,9 @@ BLOCKS = 132
 FEW = {4: 8, 2: 4}
 """By the bytes of an entry: up to so many rows the right side is read by plain loads; half precisions have the tensor
 cores for more."""
+
+MANY = (1 << 31) - 1
+"""More rows than there can be."""
 
 TILE = {"small": 64, "large": 128}
 """Rows and columns of a tile of ``kernels.matmul`` and ``kernels.matmul_mma``."""
@@ -59,7 +62,7 @@ _HALF = (DType.FLOAT16, DType.BFLOAT16)
 def plan_product(p: Planner, out: View, a: View, right: View, tail: Piece, node: str) -> None:
     """Appends the kernels that write ``tail``, which holds the product of a [outer…, m, k] and right
     [outer…, 1, k, n], into out [outer…, m, n]."""
-    made = _Product(p, out, a, right, tail, node)
+    made = ProductPlan(p, out, a, right, tail, node)
     if a.dtype is DType.FLOAT32 or a.dtype in _HALF:
         made.few_rows()
         made.tiles()
@@ -69,17 +72,22 @@ def plan_product(p: Planner, out: View, a: View, right: View, tail: Piece, node:
 
 def plan_many_rows(p: Planner, out: View, a: View, right: View, tail: Piece, node: str) -> None:
     """Those of these kernels that are for more rows than ``FEW``."""
-    _Product(p, out, a, right, tail, node).tiles()
+    ProductPlan(p, out, a, right, tail, node).tiles()
 
 
 @dataclass
-class _Product:
+class ProductPlan:
+    """The kernels of one product. Where rows have matrices of their own (``kernels.matmul_chosen``), ``more`` are the
+    trees that say which, and ``most`` is how many rows the kernel for few has at most."""
+
     p: Planner
     out: View
     a: View
     right: View
     tail: Piece
     node: str
+    more: tuple[View, ...] = ()
+    most: Dim | None = None
 
     def __post_init__(self) -> None:
         *outer, self.m, self.k = self.a.shape
@@ -100,6 +108,10 @@ class _Product:
         elif (lower_bound(self.m) or 0) <= self.few:
             self._few(1, (self.m, 0, 1))
             self._few(self.few, (self.m, 2, self.few))
+
+    def one_row(self, when: Any) -> None:
+        """The kernel for products of one row each."""
+        self._few(1, when)
 
     def _few(self, rows: int, when: Any) -> None:
         left, width, result = self._vectors(-1)
@@ -125,18 +137,15 @@ class _Product:
         if parts == 1:
             self._direct("matmul_few", options, when)
         else:
-            room = parts * self.outer * (self.m if isinstance(self.m, int) else rows) * self.n
+            outer = self.outer if self.most is None else dim_min(self.outer, self.most)
+            room = parts * outer * (self.m if isinstance(self.m, int) else rows) * self.n
             self._split("matmul_few", options, parts, room, when)
 
     def tiles(self) -> None:
         """Kernels for more rows."""
         if isinstance(self.m, int) and self.m <= self.few:
             return
-        kind = "matmul_mma" if self.half else "matmul"
-        left = -1 if self.half or _stride(self.a, -2) != 1 else -2
-        options: list[tuple[str, Any]] = [("vectors", self._vectors(left))]
-        if self.half:
-            options.append(("whole", (_neighbours(self.a, -1, 8) == 8, _neighbours(self.right, self._side, 8) == 8)))
+        kind, options = self._tiled(-1 if self.half or _stride(self.a, -2) != 1 else -2)
         small, large = (self.outer * _ceil(self.m, t) * _ceil(self.n, t) for t in (TILE["small"], TILE["large"]))
         parts = _parts(2 * BLOCKS, small, self.k, DEPTH)
         # 1: small tiles, 2: small tiles and k in parts, 3: large tiles; 0: few rows.
@@ -158,6 +167,22 @@ class _Product:
             else:
                 self._direct(kind, given, when)
 
+    def sorted_rows(self, tile: str, when: Any) -> None:
+        """The kernel for rows in the order of their matrices, of which neighbours do not lie side by side."""
+        if not self.few:
+            self.any_type(when)
+            return
+        kind, options = self._tiled(-1)
+        self._direct(kind, [*options, ("tile", tile)], when)
+
+    def _tiled(self, left: int) -> tuple[str, list[tuple[str, Any]]]:
+        """The kind of a kernel with tiles, and its options but the tile; a is read along the axis ``left``."""
+        vectors = ("vectors", self._vectors(left))
+        if not self.half:
+            return "matmul", [vectors]
+        whole = (_neighbours(self.a, -1, 8) == 8, _neighbours(self.right, self._side, 8) == 8)
+        return "matmul_mma", [vectors, ("whole", whole)]
+
     @property
     def _side(self) -> int:
         """The axis of the right side along which it is read."""
@@ -174,12 +199,12 @@ class _Product:
     def _direct(self, kind: str, options: Sequence[tuple[str, Any]], when: Any) -> None:
         b = SpecBuilder()
         target = b.read(self.out)
-        trees = [b.read(self.a), b.read(self.right), b.tree(self.tail)]
+        trees = [b.read(self.a), b.read(self.right), b.tree(self.tail), *map(b.read, self.more)]
         self.p.emit(b, kind, [target], trees, options, self.node, when)
 
-    def any_type(self) -> None:
+    def any_type(self, when: Any = None) -> None:
         """The kernel that takes every dtype."""
-        self._direct("matmul", [("vectors", (1, 1, 1)), ("tile", "small")], None)
+        self._direct("matmul", [("vectors", (1, 1, 1)), ("tile", "small")], when)
 
     def _split(self, kind: str, options: Sequence[tuple[str, Any]], parts: Dim, room: Dim, when: Any) -> None:
         """``parts`` sums in a buffer of ``room`` elements, and the kernel that adds them."""
@@ -187,7 +212,7 @@ class _Product:
         sums = replace(self.p.buffer(DType.FLOAT32, (room,)), shape=shape, strides=row_major(shape))
         b = SpecBuilder()
         target = b.read(sums)
-        trees = [b.read(self.a), b.read(self.right), None]
+        trees = [b.read(self.a), b.read(self.right), None, *map(b.read, self.more)]
         self.p.emit(b, kind, [target], trees, [*options, ("parts", b.size(parts))], self.node, when)
         b = SpecBuilder()
         target = b.read(self.out)

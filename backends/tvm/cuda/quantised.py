@@ -11,11 +11,9 @@ from ....ir.dims import Dim, product
 from ..pieces import Piece, Product, SpecBuilder
 from ..plan import Planner
 from ..views import View
-from .products import FEW, plan_many_rows
+from .products import FEW, MANY, plan_many_rows
 
 __all__ = ["plan_quantised"]
-
-_MANY = (1 << 31) - 1
 
 
 def plan_quantised(p: Planner, node: Node) -> Piece | None:
@@ -29,13 +27,13 @@ def plan_quantised(p: Planner, node: Node) -> Piece | None:
     target = out.reshaped((m, n))
     if a is None or target is None or not isinstance(n, int):
         return None
-    few = FEW.get(x.dtype.bits // 8, _MANY)
+    few = FEW.get(x.dtype.bits // 8, MANY)
     options = [(option, node.attr(option)) for option in ("bits", "block")]
     for rows, when in _few(m, few):
         _emit(p, "quantised", target, [a, *parts], [*options, ("rows", rows)], name, when)
-    if few < _MANY and not (isinstance(m, int) and m <= few):
+    if few < MANY and not (isinstance(m, int) and m <= few):
         w = p.buffer(x.dtype, (n, k))
-        _emit(p, "dequantise", w, parts, options, name, None if isinstance(m, int) else (m, few + 1, _MANY))
+        _emit(p, "dequantise", w, parts, options, name, None if isinstance(m, int) else (m, few + 1, MANY))
         right = View(w.storage, w.dtype, (1, k, n), (0, 1, k), w.offset)
         plan_many_rows(p, target, a, right, Product(x.dtype, (m, n), a, right), name)
     return out

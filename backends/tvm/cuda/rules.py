@@ -8,19 +8,13 @@ from collections.abc import Mapping
 from ....ir import DType, Node, Value
 from ..pieces import Piece
 from ..plan import Planner
-from ..rules import RULES, Rule, product_rule
-from ..selecting import SELECTING
-from ..views import View
+from ..rules import RULES, Rule
 from .attention_plan import plan_attention
 from .attention_plan import takes as takes_attention
+from .grouped import plan_grouped
 from .quantised import plan_quantised
 
-__all__ = ["CUDA_RULES", "takes", "unpacked"]
-
-
-def unpacked(p: Planner, b: View, node: str, key: str) -> View:
-    """A matrix [lead…, k, n] with any strides as one panel of all its columns."""
-    return View(b.storage, b.dtype, (*b.shape[:-2], 1, *b.shape[-2:]), (*b.strides[:-2], 0, *b.strides[-2:]), b.offset)
+__all__ = ["CUDA_RULES", "takes"]
 
 
 def _cast(p: Planner, node: Node) -> Piece | list[Piece] | None:
@@ -38,18 +32,17 @@ def _only_right_sides(p: Planner, value: Value) -> bool:
     if any(output.value is value for output in p.graph.outputs):
         return False
     return all(
-        (use.node.op.name == "matmul" and use.position == 1)
+        (use.node.op.name in ("matmul", "grouped_matmul") and use.position == 1)
         or (use.node.op.name in ("transpose", "reshape") and _only_right_sides(p, use.node.output))
         for use in value.uses
     )
 
 
 CUDA_RULES: Mapping[str, Rule] = {
-    **{name: rule for name, rule in RULES.items() if name != "grouped_matmul"},
-    **SELECTING,
-    "matmul": product_rule(unpacked, least=8),
+    **RULES,
     "attention": plan_attention,
     "cast": _cast,
+    "grouped_matmul": plan_grouped,
     "quantised_matmul": plan_quantised,
 }
 """The operators that have kernels. A rule gives None, or plans a callback, for what its kernels lack."""

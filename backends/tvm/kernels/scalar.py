@@ -11,7 +11,9 @@ from tvm import tirx
 
 from .emit import differs, kind_of, same
 
-__all__ = ["HALF", "OPERATORS", "Rule", "apply", "convert", "exp", "exp_nonpositive", "is_nan", "rounded", "wide"]
+__all__ = [
+    "HALF", "OPERATORS", "Rule", "apply", "convert", "exp", "exp_nonpositive", "is_nan", "rounded", "stored", "wide",
+]  # fmt: skip
 
 HALF = ("float16", "bfloat16")
 
@@ -22,6 +24,11 @@ Rule = Callable[[Sequence[Any], str], Any]
 def wide(dtype: str) -> str:
     """The dtype in which values of ``dtype`` are computed."""
     return "float32" if dtype in HALF else dtype
+
+
+def stored(value: Any, dtype: str) -> Any:
+    """A value of ``wide(dtype)`` as it is stored."""
+    return tirx.Cast(dtype, value) if dtype in HALF else value
 
 
 def _c(value: float, dtype: str) -> Any:

@@ -11,7 +11,7 @@ from tvm import tirx
 from ..spec import Kernel, Literal, Read, Size, Term, Tree
 from ..tuning import PARALLEL
 from .emit import INDEX, Emit
-from .scalar import HALF, OPERATORS, Rule, apply, convert, wide
+from .scalar import HALF, OPERATORS, Rule, apply, convert, stored, wide
 
 __all__ = ["POINTWISE", "Scope", "store"]
 
@@ -23,7 +23,7 @@ Index = Sequence[Any]
 
 def store(emit: Emit, buffer: Any, index: Any, value: Any, dtype: str) -> None:
     """Stores a value of ``wide(dtype)``."""
-    emit.store(buffer, index, tirx.Cast(dtype, value) if dtype in HALF else value)
+    emit.store(buffer, index, stored(value, dtype))
 
 
 class Scope:

@@ -15,8 +15,8 @@ pytest.importorskip("tvm", reason="TVM is not installed: pip install attnc[tvm]"
 
 F = DType.FLOAT32
 
-BY_NUMPY = {"cond", "conv", "det", "dft", "extent", "gru", "loop", "lstm", "nonzero", "rnn", "scan", "unique"}
-"""Operators that NumPy computes; of convolutions those whose filters have sizes that are no numbers."""
+BY_NUMPY = {"cond", "det", "dft", "extent", "gru", "loop", "lstm", "nonzero", "rnn", "scan", "unique"}
+"""Operators that NumPy computes."""
 
 
 @pytest.mark.parametrize("symbolic", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from ...kernels.scalar import HALF, wide
+from ...kernels.scalar import wide
 from ...spec import Kernel, Read
 from ..emit import Pool, barrier, bind, function, i32, local, loop, named, store, when
 from .lanes import LaneScope, product
@@ -55,9 +55,7 @@ class _Cumulative:
         return self.length - i32(1) - at if self.reverse else at
 
     def write(self, lead: list[Any], at: Any, value: Any) -> None:
-        out, scope = self.out, self.scope
-        value = tirx.Cast(out.dtype, value) if out.dtype in HALF else value
-        store(scope.pointers[out.pointer], [scope.flat(out, [*lead, self.place(at)])], value)
+        self.scope.put(self.out, [*lead, self.place(at)], value)
 
     def beside(self) -> None:
         scope = self.scope

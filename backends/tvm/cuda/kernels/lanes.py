@@ -14,7 +14,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from ...kernels.scalar import HALF
+from ...kernels.scalar import HALF, stored
 from ...spec import Kernel, Literal, Read, Size, Term, Tree
 from ..emit import i32, local, named, store, unrolled
 from .scope import GpuScope
@@ -187,7 +187,7 @@ class LaneScope(GpuScope):
         """Puts a value of ``wide(dtype)`` where ``write`` will take it."""
         if dtype == "bool":
             value = tirx.Select(value, tirx.const(1, "uint8"), tirx.const(0, "uint8"))
-        store(held, [lane], tirx.Cast(dtype, value) if dtype in HALF else value)
+        store(held, [lane], stored(value, dtype))
 
     def write(self, out: Read, index: Sequence[Any], held: Any, width: int) -> None:
         """Stores registers of the result's dtype side by side."""

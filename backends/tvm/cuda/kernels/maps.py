@@ -8,9 +8,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from ...kernels.scalar import HALF
 from ...spec import Kernel, Read, Tree, reads
-from ..emit import bind, either, function, i32, loop, named, store, when
+from ..emit import bind, either, function, i32, loop, named, when
 from .lanes import LaneScope, Width, product, width_of
 from .turned import build_turned, turned
 
@@ -91,7 +90,7 @@ class _Part:
             for out, tree in self.items:
                 place = index if out.shape else []
                 value = scope.at(tree, scope.index_of(tree, place))
-                store(scope.pointers[out.pointer], [scope.flat(out, place)], _stored(value, out.dtype))
+                scope.put(out, place, value)
             return
         with scope.together():
             for out, tree in self.items:
@@ -99,10 +98,6 @@ class _Part:
                 keep = partial(scope.keep, made, dtype=out.dtype)
                 scope.lanes(tree, index[:-1], index[-1], lanes, keep)
                 scope.write(out, index, made, lanes)
-
-
-def _stored(value: Any, dtype: str) -> Any:
-    return tirx.Cast(dtype, value) if dtype in HALF else value
 
 
 def build_map(kernel: Kernel) -> Any:

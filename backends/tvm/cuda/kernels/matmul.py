@@ -15,6 +15,7 @@ from tvm.tirx.script.builder import ir as T
 
 from ...spec import Kernel, Read
 from ..emit import Arrays, Pool, add, barrier, bind, function, i32, local, loop, named, resident, store, unrolled, when
+from .matmul_chosen import frame_of
 from .matmul_frame import Product, vector_copy
 
 __all__ = ["TILES", "build_matmul"]
@@ -65,7 +66,7 @@ class _Kernel:
 
     def emit(self) -> None:
         tile = self.tile
-        self.product = p = Product(self.kernel)
+        self.product = p = frame_of(self.kernel)
         p.enter(tile.height, tile.width)
         self.thread = named("thread", T.thread_id([tile.threads]))
         arrays: Arrays = {

@@ -33,6 +33,7 @@ from ..emit import (
 )
 from ..products import FEW_THREADS as THREADS
 from ..products import TURNED
+from .matmul_chosen import frame_of
 from .matmul_frame import Product, contiguous_depth, vector_copy
 
 __all__ = ["build_matmul_few"]
@@ -46,7 +47,7 @@ def build_matmul_few(kernel: Kernel) -> Any:
     there may be; ``steps``, how many indices along k, or pieces of them, a thread takes at a time; ``across``, how many
     threads share the columns of a tile."""
     with function(kernel.name) as made:
-        p = Product(kernel)
+        p = frame_of(kernel)
         kernel_of = _AlongDepth if contiguous_depth(p.b) else _AlongColumns
         kernel_of(p, *(kernel.option(name) for name in ("rows", "steps", "across"))).emit()
     return made[0]

@@ -9,13 +9,13 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from ...kernels.scalar import HALF
+from ...kernels.scalar import HALF, stored
 from ...spec import Kernel, Read, Size, Tree
 from ..emit import bind, either, i32, local, store, unrolled, when
 from .lanes import provably
 from .scope import GpuScope
 
-__all__ = ["ACCUMULATOR", "Product", "contiguous_depth", "held", "vector_copy", "written"]
+__all__ = ["ACCUMULATOR", "Product", "contiguous_depth", "held", "vector_copy"]
 
 ACCUMULATOR = "accumulator"
 """The operator of the term that stands for the product itself in what is computed behind it."""
@@ -36,7 +36,7 @@ class Product:
         options = dict(kernel.options)
         self.kernel = kernel
         self.scope = scope = GpuScope(kernel)
-        out, (a, b, tail) = kernel.outs[0], kernel.trees
+        out, (a, b, tail, *_) = kernel.outs[0], kernel.trees
         assert isinstance(a, Read)
         assert isinstance(b, Read)
         self.out, self.a, self.b = out, a, b
@@ -48,6 +48,8 @@ class Product:
         """The dtype of the sums."""
         self.rows, self.columns, self.depth = a.shape[-2], b.shape[-1], a.shape[-1]
         self.m, self.n, self.k = (scope.size(x) for x in (self.rows, self.columns, self.depth))
+        self.exists: Any = None
+        """Whether there is a product at all, of a block that may have none; known once it has entered."""
 
     # -- what a block works on -----------------------------------------------------------------------------------
 
@@ -58,11 +60,15 @@ class Product:
             total = total * self.scope.size(size)
         return total
 
+    def row_tiles(self, height: int) -> Any:
+        """How many tiles of so many rows a product has."""
+        return _tiles(self.m, self.rows, height)
+
     def enter(self, tile_rows: int, tile_columns: int, group: int = 8) -> None:
         """Tells the block its tile: ``first_row``, ``first_column``, its product, and its part of k. Blocks that run
         at the same time share rows and columns: ``group`` tiles of rows are passed before the next columns."""
         scope = self.scope
-        down = _tiles(self.m, self.rows, tile_rows)
+        down = self.row_tiles(tile_rows)
         right = _tiles(self.n, self.columns, tile_columns)
         parts = i32(1) if self.parts is None else scope.size(self.parts)
         batches = self.batches()
@@ -81,7 +87,8 @@ class Product:
             self.part = held("part", _mod(rest, tirx.max(parts, i32(1))))
             rest = held("batch", _div(rest, tirx.max(parts, i32(1))))
         self.place = [x if isinstance(x, tirx.IntImm) else held("place", x) for x in scope.unflatten(rest, self.outer)]
-        self._exists = None if all(isinstance(size, int) for size in self.outer) else bind("exists", batches > 0)
+        if not all(isinstance(size, int) for size in self.outer):
+            self.exists = bind("exists", batches > 0)
 
     def depth_range(self, step: int) -> tuple[Any, Any]:
         """The first index along k of this block and the end; parts are multiples of ``step``."""
@@ -95,11 +102,11 @@ class Product:
     def steps(self, first: Any, end: Any, step: int) -> Any:
         """How many steps along k there are."""
         count = tirx.ceildiv(end - first, i32(step))
-        return bind("steps", count if self._exists is None else T.if_then_else(self._exists, count, i32(0)))
+        return bind("steps", count if self.exists is None else T.if_then_else(self.exists, count, i32(0)))
 
     def inside(self, condition: Any) -> Any:
         """The condition, and that there is a product at all: one block is launched where there is none."""
-        return condition if self._exists is None else tirx.all(self._exists, condition)
+        return condition if self.exists is None else tirx.all(self.exists, condition)
 
     # -- elements ------------------------------------------------------------------------------------------------
 
@@ -119,7 +126,7 @@ class Product:
         narrow = self.a.dtype in _NARROW
         scope.special[ACCUMULATOR] = lambda at: tirx.Cast(self.a.dtype, total) if narrow else total
         value = scope.at(tail, [*self.place, row, column])
-        return written(value, self.out.dtype)
+        return stored(value, self.out.dtype)
 
     def put(self, row: Any, column: Any, totals: Sequence[Any]) -> None:
         """Writes neighbouring elements of a row whose sums are known; the row exists, columns are looked at."""
@@ -183,8 +190,3 @@ def vector_copy(to: Any, index: Sequence[Any], source: tuple[Any, Any], count: i
 def contiguous_depth(b: Read) -> bool:
     """Whether the entries of a right side lie side by side along k and not along the columns."""
     return b.strides[-2] == 1 and b.strides[-1] != 1
-
-
-def written(value: Any, dtype: str) -> Any:
-    """A value of ``scalar.wide(dtype)`` as it is stored."""
-    return tirx.Cast(dtype, value) if dtype in HALF else value

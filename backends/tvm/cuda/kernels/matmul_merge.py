@@ -9,7 +9,7 @@ from tvm.tirx.script.builder import ir as T
 
 from ...spec import Kernel, Read
 from ..emit import add, bind, f32, function, i32, local, loop, named, store, when
-from .matmul_frame import ACCUMULATOR, written
+from .matmul_frame import ACCUMULATOR
 from .scope import GpuScope
 
 __all__ = ["build_matmul_merge"]
@@ -39,6 +39,5 @@ def build_matmul_merge(kernel: Kernel) -> Any:
                 add(total, [i32(0)], scope.pointers[sums.pointer][part * count + at])
             index = scope.unflatten(at, out.shape)
             scope.special[ACCUMULATOR] = lambda _: total[i32(0)]
-            value = written(scope.at(tail, index), out.dtype)
-            store(scope.pointers[out.pointer], [scope.flat(out, index)], value)
+            scope.put(out, index, scope.at(tail, index))
     return made[0]

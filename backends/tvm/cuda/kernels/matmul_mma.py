@@ -31,6 +31,7 @@ from ..emit import (
     unrolled,
     when,
 )
+from .matmul_chosen import frame_of
 from .matmul_frame import Product, contiguous_depth, vector_copy
 
 __all__ = ["TILES", "Tile", "build_matmul_mma"]
@@ -86,7 +87,7 @@ class _Kernel:
 
     def emit(self) -> None:
         tile = self.tile
-        self.product = p = Product(self.kernel)
+        self.product = p = frame_of(self.kernel)
         self.kind = "f16" if p.a.dtype == "float16" else "bf16"
         # [rows, depth], and [columns, depth] or [depth, columns]; the pad puts the rows that ldmatrix reads at once on
         # different banks.

@@ -139,8 +139,7 @@ def build_quantised(kernel: Kernel) -> Any:
             store(total, [0], shared[0, thread])
             with unrolled(("warp", _THREADS // 32 - 1)) as warp:
                 add(total, [0], shared[warp + 1, thread])
-            value = tirx.Cast(out.dtype, total[0]) if out.dtype in HALF else total[0]
-            store(scope.pointers[out.pointer], [scope.flat(out, [row, column])], value)
+            scope.put(out, [row, column], total[0])
     return made[0]
 
 

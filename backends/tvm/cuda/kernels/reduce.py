@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from ...kernels.maps import REDUCTIONS
-from ...kernels.scalar import HALF, wide
+from ...kernels.scalar import wide
 from ...spec import Kernel, Read, Term, reads
 from ..emit import Pool, barrier, bind, either, function, i32, local, loop, named, store, when
 from .groups import group_for
@@ -80,9 +80,7 @@ class _Reduce:
             value = value / tirx.Cast(self.dtype, self.length)
         if self.is_bool:
             value = tirx.NE(value, i32(0))
-        out, scope = self.out, self.scope
-        value = tirx.Cast(out.dtype, value) if out.dtype in HALF else value
-        store(scope.pointers[out.pointer], [scope.flat(out, lead)], value)
+        self.scope.put(self.out, lead, value)
 
     # -- the elements of a result side by side -----------------------------------------------------------------------
 

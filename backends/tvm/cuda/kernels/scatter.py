@@ -10,7 +10,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from ...kernels.scalar import HALF
+from ...kernels.scalar import wide
 from ...kernels.scatter import _REDUCTIONS
 from ...spec import Kernel, Read, Size
 from ..emit import bind, function, i32, local, loop, named, store, when
@@ -50,13 +50,11 @@ class _Scatter:
 
     def old(self, target: Sequence[Any]) -> Any:
         if self.reduction == "none":
-            return tirx.const(0, "float32" if self.out.dtype in HALF else self.out.dtype)
+            return tirx.const(0, wide(self.out.dtype))
         return self.scope.load(self.out, list(target))
 
     def put(self, target: Sequence[Any], value: Any) -> None:
-        out = self.out
-        value = tirx.Cast(out.dtype, value) if out.dtype in HALF else value
-        store(self.scope.pointers[out.pointer], [self.scope.flat(out, list(target))], value)
+        self.scope.put(self.out, target, value)
 
 
 def build_scatter_elements(kernel: Kernel) -> Any:
@@ -73,7 +71,7 @@ def build_scatter_elements(kernel: Kernel) -> Any:
         with when(element < total):
             *lead, mine = scope.unflatten(element, shape)
             place = bind("place", it.index([*lead, mine], it.out.shape[-1]))
-            held = local("held", (1,), "float32" if it.out.dtype in HALF else it.out.dtype)
+            held = local("held", (1,), wide(it.out.dtype))
             owner = local("owner", (1,), "bool")
             store(owner, [0], it.inside([place], it.out.shape[-1:]))
             with when(owner[0]):
@@ -127,7 +125,7 @@ def build_scatter_nd(kernel: Kernel) -> Any:
             with when(element < length):
                 at = scope.unflatten(element, inner)
                 target = [*place.index, *at]
-                held = local("held", (1,), "float32" if out.dtype in HALF else out.dtype)
+                held = local("held", (1,), wide(out.dtype))
                 store(held, [0], it.old(target))
                 store(held, [0], it.new(held[0], [*place.lead, *at]))
 

@@ -8,9 +8,10 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.tirx.script.builder import ir as T
 
+from ...kernels.scalar import stored
 from ...kernels.tree import Scope
 from ...spec import Kernel, Read, Size
-from ..emit import bind, i32, named
+from ..emit import bind, i32, named, store
 from .functions import GPU_OPERATORS
 
 __all__ = ["GpuScope"]
@@ -50,6 +51,10 @@ class GpuScope(Scope):
             term = place if stride == 1 else place * self.size(stride)
             total = term if total is None else total + term
         return i32(0) if total is None else total
+
+    def put(self, out: Read, index: Sequence[Any], value: Any) -> None:
+        """Writes a value of ``wide(out.dtype)``."""
+        store(self.pointers[out.pointer], [self.flat(out, index)], stored(value, out.dtype))
 
     def unflatten(self, flat: Any, sizes: Sequence[Size]) -> list[Any]:
         """The index of the ``flat``-th element in row-major order."""

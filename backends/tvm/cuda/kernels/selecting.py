@@ -10,7 +10,6 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from ...kernels.chosen import _key, _kind
-from ...kernels.scalar import HALF
 from ...spec import Kernel, Read
 from ..emit import bind, function, i32, local, loop, named, store, when
 from .groups import group_for
@@ -82,8 +81,7 @@ def build_arg(kernel: Kernel) -> Any:
         row.enter()
         _, place = row.first()
         with when(row.writes()):
-            target = row.scope.pointers[out.pointer]
-            store(target, [row.scope.flat(out, row.lead)], tirx.Cast("int64", place))
+            row.scope.put(out, row.lead, tirx.Cast("int64", place))
     return made[0]
 
 
@@ -107,8 +105,7 @@ def build_top(kernel: Kernel) -> Any:
             store(place, [0], found)
             with when(row.writes()):
                 value = scope.load(row.tree, [*row.lead, scope.bounded(found, row.tree.shape[-1])])
-                value = tirx.Cast(out.dtype, value) if out.dtype in HALF else value
-                store(scope.pointers[out.pointer], [scope.flat(out, [*row.lead, rank])], value)
+                scope.put(out, [*row.lead, rank], value)
                 position = tirx.Cast("int64", found)
-                store(scope.pointers[places.pointer], [scope.flat(places, [*row.lead, rank])], position)
+                scope.put(places, [*row.lead, rank], position)
     return made[0]

@@ -107,8 +107,7 @@ def build_turned(kernel: Kernel, axis: int) -> Any:
                 scope.tiles = {read: shared[f"tile{k}"][lane, step * _ROWS + row] for k, read in enumerate(sources)}
                 index = place(i, j)
                 value = scope.at(tree, index[len(index) - len(tree.shape) :] if isinstance(tree, Read | Term) else ())
-                value = tirx.Cast(out.dtype, value) if out.dtype in HALF else value
-                store(scope.pointers[out.pointer], [scope.flat(out, index)], value)
+                scope.put(out, index, value)
     return made[0]
 
 

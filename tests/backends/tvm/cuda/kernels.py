@@ -20,11 +20,10 @@ __all__ = ["compiled", "executable", "planned"]
 
 def planned(graph: Graph) -> Plan:
     """The plan of a graph for the target ``cuda``."""
-    from attnc.backends.tvm.cuda.composed import COMPOSED
     from attnc.backends.tvm.cuda.planner import CudaPlanner
     from attnc.backends.tvm.cuda.rules import CUDA_RULES
 
-    return CudaPlanner(graph, Machine(), {**CUDA_RULES, **COMPOSED}).run()
+    return CudaPlanner(graph, Machine(), CUDA_RULES).run()
 
 
 def compiled(kernels: Iterable[Kernel]) -> dict[str, Callable[..., Any]]:

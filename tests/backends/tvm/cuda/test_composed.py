@@ -80,10 +80,13 @@ def test_as_their_definitions_have_it(tmp_path: Path) -> None:
         case.add("scatter_elements", few_values(3, 6), indices, few_values(3, 11), axis=1, reduction=reduction)
         places = np.stack([RNG.integers(-4, 4, (5, 3)), RNG.integers(-3, 3, (5, 3))], -1)
         case.add("scatter_nd", few_values(4, 3, 2), places, few_values(5, 3, 2), reduction=reduction)
-    for groups, bias in ((1, True), (2, False), (4, True)):
-        w = RNG.normal(size=(8, 4 // groups, 3, 2)).astype(np.float32)
+    # Few taps are summed where they are; windows of many are copied and multiplied.
+    for channels, groups, bias in ((4, 1, True), (4, 2, False), (4, 4, True), (8, 2, True)):
+        w = RNG.normal(size=(8, channels // groups, 3, 2)).astype(np.float32)
         b = RNG.normal(size=8).astype(np.float32) if bias else None
-        x = RNG.normal(size=(2, 4, 9, 8)).astype(np.float32)
+        x = RNG.normal(size=(2, channels, 9, 8)).astype(np.float32)
         steps = {"strides": (2, 1), "dilations": (1, 2), "before": (1, 0), "after": (2, 1)}
         case.add("conv", x, w, *([b] if bias else []), groups=groups, attrs=steps)
+    x, w = (RNG.normal(size=shape).astype(np.float32) for shape in ((2, 3, 40), (2, 3, 7)))
+    case.add("conv", x, w, names=("filters", "channels"), groups=1, attrs={"before": (3,), "after": (3,)})
     case.check(tmp_path)

@@ -1,8 +1,8 @@
 // A CUDA grid on one CPU thread: the blocks one after the other, a fiber for every thread of a block.
 //
 // A fiber runs until it waits at a barrier, and a warp until it waits for others, so that threads are as far apart as
-// barriers allow: a missing one shows as a wrong value. Threads run in rising or falling order of their numbers
-// (shim_order), and shared memory starts as NaN.
+// barriers allow: a missing one shows as a wrong value. Blocks and threads run in rising or falling order of their
+// numbers (shim_order), and shared memory starts as NaN.
 #pragma once
 #undef _FORTIFY_SOURCE  // its longjmp takes a jump to another stack for an error
 #include <setjmp.h>
@@ -140,15 +140,15 @@ inline void run_grid(dim3 grid, dim3 block, size_t shared) {
   fibers = std::vector<Fiber>(block.x);
   while (stacks.size() < block.x) stacks.emplace_back(new char[Fiber::stack_bytes]);
   gridDim = grid, blockDim = block;
-  for (unsigned z = 0; z < grid.z; ++z)
-    for (unsigned y = 0; y < grid.y; ++y)
-      for (unsigned x = 0; x < grid.x; ++x) {
-        blockIdx = {x, y, z};
-        std::memset(pool_ptr, 0xff, shared + guard);
-        run_block();
-        for (size_t k = shared; k < shared + guard; ++k)
-          if (pool_ptr[k] != 0xff) throw std::runtime_error("a write beyond shared memory");
-      }
+  const size_t blocks = size_t(grid.x) * grid.y * grid.z;
+  for (size_t k = 0; k < blocks; ++k) {
+    const unsigned number = in_order(k, blocks), rest = number / grid.x;
+    blockIdx = {number % grid.x, rest % grid.y, rest / grid.y};
+    std::memset(pool_ptr, 0xff, shared + guard);
+    run_block();
+    for (size_t at = shared; at < shared + guard; ++at)
+      if (pool_ptr[at] != 0xff) throw std::runtime_error("a write beyond shared memory");
+  }
 }
 
 // What another lane of the warp passes to the same call. Two sets of slots in turn, so that one wait is enough.
