@@ -103,7 +103,7 @@ def test_random_masks(text: str, rows: int, cols: int, n: int, m: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @TILED
 def test_many_random_masks(text: str, rows: int, cols: int, n: int, m: int) -> None:
     check(MaskSet(text), rows, cols, n, m, 2)

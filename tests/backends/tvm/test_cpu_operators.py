@@ -19,8 +19,7 @@ BY_NUMPY = {"cond", "det", "dft", "extent", "gru", "loop", "lstm", "nonzero", "r
 """Operators that NumPy computes."""
 
 
-@pytest.mark.parametrize("symbolic", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("symbolic", "wide"), [(True, False), pytest.param(False, True, marks=pytest.mark.slow)])
 def test_all_samples(symbolic: bool, wide: bool) -> None:
     backend, options = TvmCpuBackend(), Options()
     run, refused = 0, []
