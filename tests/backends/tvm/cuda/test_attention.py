@@ -53,12 +53,14 @@ def decode(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return compiled(specs, ("fma_split", "merge"), tmp_path_factory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DECODED)
 @pytest.mark.parametrize("parts", [1, 3, 40])
 def test_split_along_keys(decode: Any, name: str, parts: int) -> None:
     check(decode, replace(variant(name), batch=1), "fma_split", parts=parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["causal", "window", "gqa"])
 def test_split_for_one_query(decode: Any, name: str) -> None:
     """The mask is aligned with the last key where it says so; a window of 9 then leaves most parts without any."""
@@ -92,6 +94,7 @@ def test_ring_cache(caches: Any, name: str, start: int) -> None:
     check(caches, case, "fma_split", parts=2, start=start, spare=11)
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_parts(decode: Any) -> None:
     case = replace(variant("causal"), n=3, m=200)
     one, many = (run(decode, case, "fma_split", parts=parts) for parts in (1, 9))
