@@ -60,8 +60,12 @@ def off(got: Array, want: Array) -> float:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("llama.dynamo", DType.FLOAT16), ("bert.dynamo", DType.BFLOAT16), ("deberta_v2.dynamo", DType.FLOAT16)]
-    + [("t5.script", DType.BFLOAT16)],
+    [
+        ("llama.dynamo", DType.FLOAT16),
+        ("bert.dynamo", DType.BFLOAT16),
+        ("deberta_v2.dynamo", DType.FLOAT16),
+        ("t5.script", DType.BFLOAT16),
+    ],
     ids=str,
 )
 def test_outputs(name: str, dtype: DType) -> None:
