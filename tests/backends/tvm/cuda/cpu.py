@@ -53,7 +53,7 @@ def build(path: Path, library: Path) -> None:
     includes = dict.fromkeys([libinfo.find_include_path(), libinfo.find_dlpack_include_path()])
     done = subprocess.run(
         [
-            "g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{SHIM}",
+            "g++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{SHIM}",
             *(f"-I{folder}" for folder in includes), f"-L{Path(libinfo.find_libtvm_ffi()).parent}", "-ltvm_ffi",
             "-o", str(library), str(path),
         ],
