@@ -121,9 +121,9 @@ def _choices(selected: Value, tokens: int, analysis: IndexAnalysis) -> tuple[Val
     simplify = Simplifier(Domain({"x2": size}), analysis.dtype_of)
     e = _at_load(e, choice)
     e = simplify(e if simplify.is_bool(e) else call("not_equal", e, 0))
-    for expert in range(size):
-        if e in (Call("equal", (choice, Const(expert))), Call("equal", (Const(expert), choice))):
-            return value, expert
+    match e:
+        case Call("equal", (Const(expert), other) | (other, Const(expert))) if other == choice:
+            return value, int(expert)
     return None
 
 
@@ -155,7 +155,8 @@ class _Layer:
     made: dict[Value, Value] = field(default_factory=dict)
 
     def replace(self) -> None:
-        """Puts the grouped layer in the place of the first scatter; the others add nothing. Raises _NoMatch."""
+        """Puts the grouped layer in the place of the last scatter; the others add nothing. Raises _NoMatch."""
+        last = self.selections[-1].scatter  # they come in the order of the graph
         self.selections.sort(key=lambda s: s.expert)
         first = self.selections[0]
         size = first.choices.producer.operands[0].shape[1] if first.choices.producer else 0
@@ -169,7 +170,6 @@ class _Layer:
                 raise _NoMatch(f"{s.scatter!r} overwrites rows")
         self.source = first.scatter.source
         self.tokens, self.used = first.choices.shape
-        last = max(self.selections, key=lambda s: list(self.graph.nodes).index(s.scatter)).scatter
         with self.graph.insert_before(last):
             self.group = self.reshape(first.choices, (self.rows,))
             y = self.grid([s.scatter.operands[2] for s in self.selections])

@@ -346,11 +346,16 @@ class Emitter:
         self._inside, self._scope = outer
         return [self.ref(v) for v in results]
 
+    def child(self, name: str) -> Emitter:
+        """Writes the nodes of a subgraph of the node at hand."""
+        made = Emitter(self.table, self.dialect, self.names)
+        made._scope, made._current = f"{self.base()}/{name}/", self._current
+        return made
+
     def region(self, graph: Graph, inputs: Sequence[Ref | None], name: str) -> onnx.GraphProto:
         """A region as a subgraph. An input that is given a tensor reads it from the outer graph; the others are inputs
         of the subgraph."""
-        child = Emitter(self.table, self.dialect, self.names)
-        child._scope = f"{self.base()}/{name}/"
+        child = self.child(name)
         own = []
         for value, ref in zip(graph.inputs, inputs, strict=True):
             if ref is None:

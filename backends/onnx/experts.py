@@ -11,10 +11,8 @@ Files for others have the decomposition, which gathers.
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from ...ir import DType, Node
 from .emitter import Emission, Emitter, Ref, onnx_type
@@ -36,83 +34,63 @@ def _emit(e: Emitter, node: Node) -> Ref:
     names = e.share(e.node("Reshape", e.cast(group, DType.INT64), e.ints([-1])))
     count = e.node("Size", names, dtype=DType.INT64)
     is_few = e.node("LessOrEqual", count, e.number(experts // 2, DType.INT64), dtype=DType.BOOL)
-    branches = {
-        "then_branch": _Branch(e, "few").gathered(rows, w, names),
-        "else_branch": _Branch(e, "many").looped(rows, w, names),
-    }
-    y = e.multi("If", is_few, dtypes=[x.dtype], **branches)[0]
+    few, many = _gathered(e, rows, w, names), _looped(e, rows, w, names)
+    y = e.multi("If", is_few, dtypes=[x.dtype], then_branch=few, else_branch=many)[0]
     return e.node("Reshape", y, e.sizes.vector((*node.output.shape[:-1], width)))
 
 
-class _Branch:
-    """A subgraph that reads tensors of the outer graph."""
+def _gathered(e: Emitter, rows: Ref, w: Ref, names: Ref) -> onnx.GraphProto:
+    b, axis = e.child("few"), e.ints([1])
+    matrices = b.node("Gather", w, names)
+    each = b.node("MatMul", b.node("Unsqueeze", rows, axis), matrices)
+    return _graph(b, [], [_matrix(b.node("Squeeze", each, axis))])
 
-    def __init__(self, e: Emitter, name: str) -> None:
-        self.e, self.name = e, name
-        self.nodes: list[onnx.NodeProto] = []
 
-    def fresh(self, name: str) -> str:
-        return self.e.names.unique(f"{self.e.base()}/{self.name}/{name}")
+def _looped(e: Emitter, rows: Ref, w: Ref, names: Ref) -> onnx.GraphProto:
+    b = e.child("many")
+    used = b.share(b.node("Unique", names))
+    products, places = (b.multi("SequenceEmpty", dtypes=[t], dtype=onnx_type(t))[0] for t in (rows.dtype, names.dtype))
+    types, body = [rows.dtype, names.dtype], _body(b, rows, w, names, used)
+    products, places = b.multi("Loop", b.node("Size", used), None, products, places, dtypes=types, body=body)
+    in_order = b.node("ConcatFromSequence", products, axis=0)
+    order = b.node("Unsqueeze", b.node("ConcatFromSequence", places, axis=0), e.ints([1]))
+    # Every row is written, so that what it is written into does not matter.
+    return _graph(b, [], [_matrix(b.node("ScatterND", in_order, order, in_order))])
 
-    def node(self, op_type: str, *inputs: str, outputs: int = 1, **attrs: Any) -> list[str]:
-        made = [self.fresh(op_type) for _ in range(outputs)]
-        self.nodes.append(helper.make_node(op_type, inputs, made, name=made[0] + "/node", **attrs))
-        return made
 
-    def one(self, op_type: str, *inputs: str, **attrs: Any) -> str:
-        return self.node(op_type, *inputs, **attrs)[0]
+def _body(e: Emitter, rows: Ref, w: Ref, names: Ref, used: Ref) -> onnx.GraphProto:
+    b = e.child("body")
+    types = {"step": DType.INT64, "going": DType.BOOL, "products": rows.dtype, "places": names.dtype}
+    step, going, products, places = (Ref(e.names.unique(f"{b.base()}/{name}"), t) for name, t in types.items())
+    name = b.node("Gather", used, step)
+    hit = b.node("NonZero", b.node("Equal", names, name, dtype=DType.BOOL), dtype=DType.INT64)
+    mine = b.node("Squeeze", hit, e.ints([0]))
+    y = b.node("MatMul", b.node("Gather", rows, mine), b.node("Gather", w, name))
+    more, where = b.node("SequenceInsert", products, y), b.node("SequenceInsert", places, mine)
+    on = b.node("Identity", going)
+    return _graph(
+        b,
+        [_scalar(step), _scalar(going), _sequence(products), _sequence(places)],
+        [_scalar(on), _sequence(more), _sequence(where)],
+    )
 
-    def graph(self, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> onnx.GraphProto:
-        return helper.make_graph(self.nodes, self.fresh("graph"), inputs, outputs)
 
-    def gathered(self, rows: Ref, w: Ref, names: Ref) -> onnx.GraphProto:
-        axis = self.e.ints([1]).name
-        matrices = self.one("Gather", w.name, names.name)
-        each = self.one("MatMul", self.one("Unsqueeze", rows.name, axis), matrices)
-        y = self.one("Squeeze", each, axis)
-        return self.graph([], [helper.make_tensor_value_info(y, onnx_type(rows.dtype), [None, None])])
+def _graph(
+    b: Emitter, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]
+) -> onnx.GraphProto:  # fmt: skip
+    return helper.make_graph(b.nodes, b.base(), inputs, outputs)
 
-    def looped(self, rows: Ref, w: Ref, names: Ref) -> onnx.GraphProto:
-        e, kind = self.e, onnx_type(rows.dtype)
-        used = self.one("Unique", names.name)
-        first = self.one("SequenceEmpty", dtype=kind)
-        nowhere = self.one("SequenceEmpty", dtype=TensorProto.INT64)
-        count = self.one("Size", used)
-        body = _Branch(e, f"{self.name}/body").body(rows, w, names, used)
-        products, places = self.node("Loop", count, "", first, nowhere, outputs=2, body=body)
-        sorted_rows = self.one("ConcatFromSequence", products, axis=0)
-        order = self.one("Unsqueeze", self.one("ConcatFromSequence", places, axis=0), e.ints([1]).name)
-        # Every row is written, so that what it is written into does not matter.
-        y = self.one("ScatterND", sorted_rows, order, sorted_rows)
-        return self.graph([], [helper.make_tensor_value_info(y, kind, [None, None])])
 
-    def body(self, rows: Ref, w: Ref, names: Ref, used: str) -> onnx.GraphProto:
-        kind = onnx_type(rows.dtype)
-        step, going, products, places = (self.fresh(x) for x in ("step", "going", "products", "places"))
-        name = self.one("Gather", used, step)
-        hit = self.one("NonZero", self.one("Equal", names.name, name))
-        mine = self.one("Squeeze", hit, self.e.ints([0]).name)
-        y = self.one("MatMul", self.one("Gather", rows.name, mine), self.one("Gather", w.name, name))
-        more = self.one("SequenceInsert", products, y)
-        where = self.one("SequenceInsert", places, mine)
-        on = self.one("Identity", going)
+def _scalar(ref: Ref) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(ref.name, onnx_type(ref.dtype), [])
 
-        def sequence(name: str, kind: int) -> onnx.ValueInfoProto:
-            return helper.make_tensor_sequence_value_info(name, kind, None)
 
-        return self.graph(
-            [
-                helper.make_tensor_value_info(step, TensorProto.INT64, []),
-                helper.make_tensor_value_info(going, TensorProto.BOOL, []),
-                sequence(products, kind),
-                sequence(places, TensorProto.INT64),
-            ],
-            [
-                helper.make_tensor_value_info(on, TensorProto.BOOL, []),
-                sequence(more, kind),
-                sequence(where, TensorProto.INT64),
-            ],
-        )
+def _matrix(ref: Ref) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(ref.name, onnx_type(ref.dtype), [None, None])
+
+
+def _sequence(ref: Ref) -> onnx.ValueInfoProto:
+    return helper.make_tensor_sequence_value_info(ref.name, onnx_type(ref.dtype), None)
 
 
 EMISSIONS: dict[str, Emission] = {"grouped_matmul": Emission(_emit, _fits)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ __all__ = ["LIBRARY", "PACKED", "PLAN", "VERSIONS", "TvmCpuBackend", "choices_of
 VERSIONS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 """The versions that the kernels were written for. TVM's API moves with each, and other versions of the second crash."""
 
-LIBRARY = "kernels-{}.so"
+LIBRARY = "kernels.so"
 """Named by what it holds: of a path that a process has loaded once, the loader gives what was there then."""
 PLAN = "kernels.json"
 PACKED = "packed.bin"
@@ -94,10 +93,9 @@ class TvmCpuBackend(Backend):
 
         self.check()
         plan, mcpu = self.plan(graph, options)
-        library = LIBRARY.format(hashlib.sha256(repr((mcpu, sorted(plan.kernels))).encode()).hexdigest()[:12])
-        export(plan.kernels, mcpu, folder / library)
+        export(plan.kernels, mcpu, folder / LIBRARY)
         text = {
-            "mcpu": mcpu, "features": features_used(mcpu), "vector": machine_of(mcpu)[1].vector, "library": library,
+            "mcpu": mcpu, "features": features_used(mcpu), "vector": machine_of(mcpu)[1].vector,
             "kernels": sorted(plan.kernels), "callbacks": plan.callbacks, "packed": write_packed(plan, folder / PACKED),
             "choices": self.tuning.to_json(), "measured": self.measured,
         }  # fmt: skip
@@ -127,9 +125,9 @@ class TvmCpuBackend(Backend):
         plan = Planner(graph, machine, RULES, held["choices"]).run()
         if sorted(plan.kernels) != held["kernels"]:
             raise ArtifactError(
-                f"{folder / held['library']}: it was compiled by another version of attnc; compile the model again"
+                f"{folder / LIBRARY}: it was compiled by another version of attnc; compile the model again"
             )
-        loaded = load_library(folder / held["library"], plan.kernels)
+        loaded = load_library(folder / LIBRARY, plan.kernels)
         return TvmExecutable(graph, plan, loaded, map_packed(plan, folder / PACKED, held["packed"]), options.threads)
 
 
@@ -146,7 +144,6 @@ def _read(path: Path) -> dict[str, Any]:
         return {
             "mcpu": str(held["mcpu"]), "kernels": list(held["kernels"]), "packed": places,
             "choices": Tuning.from_json(held.get("choices", {})),
-            "library": Path(str(held.get("library", "kernels.so"))).name,
             # Older artifacts do not say these.
             "features": [str(f) for f in held["features"]] if "features" in held else None,
             "vector": int(held["vector"]) if "vector" in held else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -93,12 +92,7 @@ def export(kernels: Mapping[str, Kernel], mcpu: str, path: Path) -> None:
 def load_library(path: Path, kernels: Mapping[str, Kernel]) -> dict[str, Callable[..., Any]]:
     """The functions of a shared library. Raises ArtifactError when it lacks one or cannot be loaded."""
     try:
-        # The system's loader knows libraries by their paths, and would give that of a program that this process had
-        # open when it was written anew: the path is one of its own.
-        with tempfile.TemporaryDirectory() as own:
-            link = Path(own) / path.name
-            link.symlink_to(path.resolve())
-            module = load_module(link)
+        module = load_module(path)
         return {name: module[name] for name in kernels}
     except Exception as error:
         raise ArtifactError(f"{path}: the library does not hold this program's kernels: {error}") from error

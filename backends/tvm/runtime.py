@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,11 +22,15 @@ def runtime_function(name: str) -> Any:
 
 
 def load_module(path: Path) -> Any:
-    """The functions of a shared library, by name."""
+    """The functions of a shared library, by name. The system's loader knows libraries by their paths, and would give
+    that of a program that this process had open when it was written anew: the path is one of its own."""
     _load_runtime()
     import tvm_ffi
 
-    return tvm_ffi.load_module(str(path.resolve(strict=True)))
+    with tempfile.TemporaryDirectory() as own:
+        link = Path(own) / path.name
+        link.symlink_to(path.resolve(strict=True))
+        return tvm_ffi.load_module(str(link))
 
 
 @cache

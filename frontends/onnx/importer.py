@@ -100,8 +100,8 @@ class Importer:
         self.depth = 0
         self.settled: set[Value] = set()
         """Values that have the name they keep."""
-        self.four_bits: list[Tensor] = []
-        """Constants of 4-bit integers, in 8 bits."""
+        self.four_bits: dict[int, Tensor] = {}
+        """Constants of 4-bit integers, in 8 bits, by their identity."""
 
     def child(self, name: str) -> Importer:
         """An importer for a region."""
@@ -167,7 +167,7 @@ class Importer:
         """The data of an initialiser."""
         tensor = Tensor(tensor_array(proto, self.model))
         if has_four_bits(proto):
-            self.four_bits.append(tensor)
+            self.four_bits[id(tensor)] = tensor
         return tensor
 
     # -- nodes -----------------------------------------------------------------------------------------------
@@ -277,12 +277,11 @@ class Importer:
             results = [results]
         found_items = [Item.of_value(r) if isinstance(r, Value) else r for r in results]
         if narrow and node.op_type in FOUR_BIT_MOVERS:
-            self.four_bits += [t for item in found_items if (t := _tensor_of(item)) is not None]
+            self.four_bits |= {id(t): t for item in found_items if (t := _tensor_of(item)) is not None}
         return found_items
 
     def _has_four_bits(self, item: Item | None) -> bool:
-        tensor = _tensor_of(item)
-        return tensor is not None and any(tensor is held for held in self.four_bits)
+        return id(_tensor_of(item)) in self.four_bits
 
     def _content(self, context: Context) -> Item | None:
         rule = RULES.get(context.op_type)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import cycle
@@ -82,12 +81,7 @@ def test_a_decoder_is_written_anew(tmp_path: Path, told: Callable[..., None]) ->
     assert set(result.runs) == {"prefill", "decode"}
     after = files(out)
     changed = {name for name in before | after if before.get(name) != after.get(name)}
-    assert {re.sub("-.*[.]", ".", name) for name in changed} == {
-        "attnc.json",
-        "kernels.json",
-        "kernels.so",
-        "packed.bin",
-    }
+    assert changed == {"attnc.json", "kernels.json", "kernels.so", "packed.bin"}
     held = json.loads((out / "kernels.json").read_text())
     assert len(held["choices"]["matmul"]) == sum(m["kind"] == "matmul" for m in held["measured"]) > 2
     assert {m.kind for m in result.measured} >= {"matmul", "along"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +37,11 @@ class Library:
                 "it needs nvcc"
             )
         try:
-            module = tvm_ffi.load_module(str(path))
+            # By a path of its own: the system's loader would give a program that this process had open there before.
+            with tempfile.TemporaryDirectory() as own:
+                link = Path(own) / path.name
+                link.symlink_to(path.resolve())
+                module = tvm_ffi.load_module(str(link))
             self._functions = {name: module[f"attnc_{name}"] for name in _FUNCTIONS}
             self.device_type = int(module["attnc_device_type"]())
         except Exception as error:
