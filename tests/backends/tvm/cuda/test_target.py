@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import attnc
 from attnc.backends.base import Options
 from attnc.backends.tvm.cuda.backend import CudaBackend
 from attnc.backends.tvm.cuda.device import CudaExecutable
@@ -380,3 +381,18 @@ def test_sizes_that_kernels_cannot_count(program: Program) -> None:
 def test_weights_lie_on_the_device_once(small_folder: Path) -> None:
     one, other = load(small_folder), load(small_folder)
     assert one._weights is other._weights
+
+
+def test_another_program_in_the_same_folder(tmp_path: Path) -> None:
+    """While the first is still loaded."""
+    x = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
+    sessions = []
+    with shimmed():
+        for op, fn in (("tanh", np.tanh), ("sin", np.sin)):
+            graph = Graph()
+            value = graph.add_input("x", TensorType(DType.FLOAT32, (symbol("n"), 8)))
+            graph.add_output(Builder(graph)(op, value), "y")
+            attnc.compile(graph, "cuda").save(tmp_path / "out")
+            sessions.append(attnc.open(tmp_path / "out").session())
+            np.testing.assert_allclose(sessions[-1].run({"x": x})["y"], fn(x.astype(np.float64)), rtol=1e-5)
+        np.testing.assert_allclose(sessions[0].run({"x": x})["y"], np.tanh(x.astype(np.float64)), rtol=1e-5)
